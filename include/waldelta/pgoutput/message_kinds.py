@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from waldelta.config.source import Options
+
 
 class ScopeRole(Enum):
     """How a message relates to scopes: transactions, prepared ones, and streamed chunks.
@@ -96,6 +98,15 @@ STREAM_ABORT = CODES["stream_abort"]
 # The protocol version of streaming 'parallel': a Stream Abort has its position and time then.
 PARALLEL_VERSION = 4
 ABORT_SIZES = (BY_LETTER["A"].least_bytes, BY_LETTER["A"].least_bytes + 16)
+
+
+def protocol_version(options: Options) -> int:
+    """Returns the lowest protocol version that supports the options."""
+    if options.streaming == "parallel":
+        return PARALLEL_VERSION
+    if options.two_phase:
+        return 3
+    return 2 if options.streaming == "on" else 1
 
 
 def name_of(first: str) -> str | None:

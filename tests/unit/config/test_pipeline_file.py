@@ -18,7 +18,8 @@ from waldelta.config.source import Options
 from waldelta.errors import ConfigError
 from waldelta.lake import Lake
 from waldelta.lake.ledger import Ledger, Run, now
-from waldelta.slot.read.peek import most_messages, plugin_options, protocol_version, whole
+from waldelta.pgoutput.message_kinds import protocol_version
+from waldelta.slot.read.peek import most_messages, plugin_options, whole
 
 REPOSITORY = Path(__file__).parents[3]
 

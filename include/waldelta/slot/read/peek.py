@@ -22,7 +22,6 @@ from psycopg import sql
 
 from waldelta.arrow import storage
 from waldelta.config import Publication, Source
-from waldelta.config.source import Options
 from waldelta.errors import (
     PeekTimeout,
     PeekTooLarge,
@@ -37,7 +36,7 @@ from waldelta.errors import (
 from waldelta.failpoints import fault_point
 from waldelta.lsn import Lsn
 from waldelta.pgoutput.envelope import ENVELOPE_SCHEMA, Envelope
-from waldelta.pgoutput.message_kinds import CODES, TIMELINE_KINDS
+from waldelta.pgoutput.message_kinds import CODES, TIMELINE_KINDS, protocol_version
 from waldelta.pgoutput.messages import MARK
 from waldelta.postgres import (
     NAME_BYTES,
@@ -145,15 +144,6 @@ class PeekTimes:
             yield
         finally:
             self.server_s += time.monotonic() - began
-
-
-def protocol_version(options: Options) -> int:
-    """Returns the lowest protocol version that supports the options."""
-    if options.streaming == "parallel":
-        return 4
-    if options.two_phase:
-        return 3
-    return 2 if options.streaming == "on" else 1
 
 
 def most_messages(source: Source, max_changes: int) -> int | None:
