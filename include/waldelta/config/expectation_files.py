@@ -118,7 +118,7 @@ class OwnExpectation(StrictModel):
 
 
 class OwnSuite(StrictModel):
-    """The content of one file."""
+    """One table's own expectations, as their file lists them."""
 
     expectations: tuple[OwnExpectation, ...] = Field(min_length=1)
 

@@ -526,7 +526,7 @@ class TargetVersion:
 
     @property
     def stored(self) -> DeltaTable:
-        """The table where its files are."""
+        """The table as delta-rs opens it in the store; ``table`` may read a copy of its log."""
         return self.table.stored() if isinstance(self.table, CopiedTable) else self.table
 
     def replace_files(

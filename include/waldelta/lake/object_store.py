@@ -117,7 +117,7 @@ class ObjectPart:
 
     @property
     def footer(self) -> ObjectPart:
-        """Returns the last part of an end: Parquet's footer, at least what Arrow reads of it."""
+        """Returns a Parquet file's footer out of its end, at least what Arrow reads of it."""
         length, _ = _PARQUETS_TAIL.unpack(self.content[-_PARQUETS_TAIL.size :])
         last = max(length + _PARQUETS_TAIL.size, _LEAST_END_BYTES)
         content = self.content[-last:]

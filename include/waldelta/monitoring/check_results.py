@@ -21,7 +21,7 @@ from waldelta.lake.ledger.check_records import (
     ON_OTHERS,
     WORST_FIRST,
     Verdict,
-    is_let_in,
+    is_admission,
     verdict_of,
 )
 from waldelta.monitoring.run_history import latest_run
@@ -495,6 +495,6 @@ def _cell(row: dict[str, Any]) -> Cell:
     if row["success"] is None:
         return Cell("unknown", "couldn't be evaluated")
     if row["success"]:
-        return Cell("passed", row["observed"] if is_let_in(row["observed"]) else "met")
+        return Cell("passed", row["observed"] if is_admission(row["observed"]) else "met")
     count = f", {counted(row['unexpected_count'], 'row')}" if row["unexpected_count"] else ""
     return Cell(verdict_of(row["severity"], success=False), f"not met{count}")

@@ -24,7 +24,10 @@ _COMPARED = (
 
 @dataclass(frozen=True, slots=True)
 class TableEvent:
-    """``state`` is a status or verdict, ``word`` names it."""
+    """What happened to a table at a time: ``text``, with the status or verdict that it led to.
+
+    ``state`` is that status as the ledger has it, ``word`` as a page prints it.
+    """
 
     at: datetime
     state: str

@@ -53,8 +53,9 @@ class Lag:
         size = None if self.bytes is None else self.bytes / _MB
         values: dict[LagUnit, float | None] = {"seconds": self.seconds, "mb": size}
         for unit, value in values.items():
-            for severity, limit in freshness.limits(unit).items() if value is not None else ():
-                yield FreshnessLimit(severity, value, limit, unit)
+            if value is not None:
+                for severity, limit in freshness.limits(unit).items():
+                    yield FreshnessLimit(severity, value, limit, unit)
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,7 +90,10 @@ def alter_failover(conninfo: str, slot: str, *, failover: bool) -> None:
 
 
 def alter_failover_command(slot: str, *, failover: bool) -> sql.Composed:
-    """Returns the command, for a connection with ``replication=database``."""
+    """Returns the command that makes a slot a failover slot, or no longer one.
+
+    It needs a connection with ``replication=database``.
+    """
     return sql.SQL("ALTER_REPLICATION_SLOT {} (FAILOVER {})").format(
         sql.Identifier(slot), sql.SQL("true" if failover else "false")
     )

@@ -24,7 +24,7 @@ from waldelta.quantities import size
 from waldelta.rehearsal.embedded_postgres import EmbeddedPostgres, local_versions
 from waldelta.rehearsal.generated_rows import WritableTable
 from waldelta.rehearsal.migration import SqlCommand, read_sql, statements
-from waldelta.rehearsal.scratch_server import made_for
+from waldelta.rehearsal.scratch_server import role_comment
 
 _READ_ONLY = "-c default_transaction_read_only=on"
 _DUMPED_BY = re.compile(r"^-- Dumped from database version (\d+)", re.MULTILINE)
@@ -253,7 +253,7 @@ def make_roles(connection: Connection, statement: SqlCommand) -> None:
     for role in named_roles(statement.text):
         if not connection.execute("select from pg_roles where rolname = %s", [role]).fetchall():
             make = sql.SQL("create role {0} login; comment on role {0} is {1}")
-            mark = made_for(connection.info.dbname)
+            mark = role_comment(connection.info.dbname)
             connection.execute(make.format(sql.Identifier(role), mark))
 
 

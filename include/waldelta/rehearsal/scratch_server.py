@@ -194,8 +194,8 @@ def _removed_folder(dsn: str | None, database: str) -> Iterator[Path]:
         remover.wait()
 
 
-def made_for(database: str) -> str:
-    """Returns the comment on a role that was made for a rehearsal, and is dropped with it."""
+def role_comment(database: str) -> str:
+    """Returns the comment by which a rehearsal finds the roles to drop that it has created."""
     return f"waldelta rehearse {database}"
 
 
@@ -207,7 +207,7 @@ def _drop(connection: Connection, database: str) -> None:
     drop = sql.SQL("drop database if exists {} with (force)")
     connection.execute(drop.format(sql.Identifier(database)))
     roles = "select rolname from pg_roles where shobj_description(oid, 'pg_authid') = %s"
-    for (role,) in connection.execute(roles, [made_for(database)]).fetchall():
+    for (role,) in connection.execute(roles, [role_comment(database)]).fetchall():
         connection.execute(sql.SQL("drop role {}").format(sql.Identifier(role)))
 
 

@@ -134,7 +134,7 @@ def _check_range(
 
 def _as_then(connection: Connection, source: Source, verified: VerifiedRange) -> Iterator[Source]:
     if verified.request is not None:
-        yield verified.request.put_to(source)
+        yield verified.request.apply_to(source)
     else:
         yield source
         now = source.options

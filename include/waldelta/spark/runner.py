@@ -78,7 +78,9 @@ def most_tasks() -> int:
 
 
 def most_messages() -> int:
-    """Returns how many messages are applied in this process, by the same rule."""
+    """Returns up to how many messages a run applies in this process; fewer where a Spark server
+    waits for work.
+    """
     return LOCAL_MESSAGES // 10 if _has_server() else LOCAL_MESSAGES
 
 

@@ -178,7 +178,10 @@ class TargetMode:
         return lsn.is_valid()
 
     def may_be_current(self, rows: pa.Table, is_wanted: IsWanted) -> Bools:
-        """Returns which rows of the target tell the current rows of the wanted keys."""
+        """Returns which rows of the target decide what the current rows of some keys are.
+
+        ``is_wanted`` returns which rows have such a key.
+        """
         raise NotImplementedError
 
     def choose_current(self, rows: pa.Table, target: ModeTarget) -> pa.Table:  # noqa: ARG002

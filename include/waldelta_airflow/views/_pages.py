@@ -155,8 +155,8 @@ def attention_of(
 ) -> tuple[Attention, ...]:
     """Returns what needs attention, problems first.
 
-    A run that failed its check is left out where expectations say what failed, and what to do. Of
-    one ``table`` they say that, too: such a run has applied its changes.
+    A run whose check failed is left out where failed expectations are listed, which say more. On
+    the page of one ``table`` it is always left out, because that run has applied its changes.
     """
     items = (*schedule.lacks, *of_dags(pipeline, glance, schedule, at), *glance.attention)
     if table is not None or any(item.kind == "failed_expectations" for item in items):

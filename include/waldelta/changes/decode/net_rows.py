@@ -119,7 +119,7 @@ def keys_of(rows: pa.Table, plan: TargetPlan, which: str) -> list[str]:
     )
 
 
-def move_keys(rows: pa.Table, plan: TargetPlan) -> Bools:
+def find_key_moves(rows: pa.Table, plan: TargetPlan) -> Bools:
     """Returns which updates move their row to another key than it has in the target."""
     bases, present = (keys_of(rows, plan, which) for which in "bc")
     has_moved = np.array([base != key for base, key in zip(bases, present, strict=True)], np.bool_)

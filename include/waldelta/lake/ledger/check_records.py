@@ -96,28 +96,28 @@ class ExpectationResult(LedgerRow):
     rows_per_group: ClassVar[int] = SHORT_ROWS_PER_GROUP
 
 
-def recorded_unknown(rows: int) -> str:
+def describe_unknown(rows: int) -> str:
     """Returns the observed value for rows that wait for a value."""
     return counted(rows, "row in quarantine lacks values", "rows in quarantine lack values")
 
 
-def let_in(decision: str, rows: int | None) -> str:
+def describe_admission(decision: str, rows: int | None) -> str:
     """Returns the observed value of a gate that fails only on rows which an operator accepted or
     released.
     """
     return f"{decision} by an operator" + (f": {counted(rows, 'row')}" if rows else "")
 
 
-def is_let_in(observed: str | None) -> bool:
-    """Returns whether an observed value was made by let_in().
+def is_admission(observed: str | None) -> bool:
+    """Returns whether an observed value was made by describe_admission().
 
-    >>> is_let_in(let_in("released", 2)), is_let_in("known, released by an operator")
+    >>> is_admission(describe_admission("released", 2)), is_admission("2 rows")
     (True, False)
     """
     return _LET_IN.fullmatch(observed or "") is not None
 
 
-def last_recorded_unknown(ledger: Ledger, tables: Collection[str]) -> dict[str, str | None]:
+def read_last_unknown(ledger: Ledger, tables: Collection[str]) -> dict[str, str | None]:
     """Returns the last observed value of ALL_VALUES_KNOWN, by table; tables without results are
     left out.
     """
@@ -251,7 +251,7 @@ def latest_profiles(
 
 
 def keep_profiles(rows: Sequence[Profile]) -> list[bool]:
-    """Keep the latest of each table."""
+    """Returns which rows stay: the latest KEPT_PER_TABLE of each table."""
     seen: dict[str, int] = {}
     flags = []
     for row in reversed(rows):

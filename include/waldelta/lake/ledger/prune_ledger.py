@@ -59,7 +59,8 @@ def prune_ledger(ledger: Ledger, oldest: datetime, first_batch: int | None) -> i
 def keep_moves(
     moves: Sequence[SlotMove], oldest: datetime, first_batch: int | None = None
 ) -> list[bool]:
-    """Keep a slot's incarnations, and the rows by which recovery detects a gap.
+    """Returns which rows stay: those since ``oldest``, a slot's incarnations, and the rows by which
+    recovery detects a gap.
 
     The latter are the furthest intent of each incarnation on each timeline, and the rows on its
     last batch. Rows on all batches still in the change log, from ``first_batch`` on, are also kept:
@@ -84,7 +85,8 @@ def keep_moves(
 
 
 def keep_states(states: Sequence[TableState], oldest: datetime) -> list[bool]:
-    """Keep each target's latest state, and the states that describe its data.
+    """Returns which rows stay: those since ``oldest``, each target's latest state, and the states
+    that describe its data.
 
     The latter are its latest complete copy and that copy's beginning, and the first state with each
     set of columns.
@@ -108,21 +110,23 @@ def keep_states(states: Sequence[TableState], oldest: datetime) -> list[bool]:
 
 
 def keep_cuts(cuts: Sequence[BatchCut], oldest: datetime, first_batch: int | None) -> list[bool]:
-    """Keep the newest cut, on which watermarks depend, and the cuts around the change log's
-    batches.
+    """Returns which rows stay: those since ``oldest``, the newest cut, on which watermarks depend,
+    and the cuts around the change log's batches.
 
-    Those are the cuts of batches that are still in the log, and the cut where they begin.
+    The last are the cuts of batches that are still in the log, and the cut where they begin.
     """
     is_of_log = [first_batch is not None and cut.batch >= first_batch - 1 for cut in cuts]
     return [cut.at >= oldest or is_of_log[i] or i == len(cuts) - 1 for i, cut in enumerate(cuts)]
 
 
 def keep_gaps(gaps: Sequence[Gap], oldest: datetime) -> list[bool]:
-    """Keep the newest row of each slot incarnation: an open gap must still be closed."""
+    """Returns which rows stay: those since ``oldest``, and the newest of each slot incarnation,
+    because an open gap must still be closed.
+    """
     newest = set({(gap.slot, gap.incarnation): i for i, gap in enumerate(gaps)}.values())
     return [gap.at >= oldest or i in newest for i, gap in enumerate(gaps)]
 
 
 def keep_newest(rows: Sequence[Run | ReadWindowSetting], oldest: datetime) -> list[bool]:
-    """Keep the newest row; the others are history, kept as long as configured."""
+    """Returns which rows stay: those since ``oldest``, and the newest."""
     return [row.at >= oldest or i == len(rows) - 1 for i, row in enumerate(rows)]

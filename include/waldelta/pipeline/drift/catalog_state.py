@@ -136,7 +136,7 @@ def stored(
 
 
 def merged_table(root: CatalogTable, leaves: Sequence[CatalogTable]) -> CatalogTable:
-    """A partitioned table whose rows are identified by their leaf and the leaf's key.
+    """Returns the root with the key of a target that merges its leaves: leaf, and leaf's key.
 
     It has no key where the leaves' keys differ.
     """

@@ -154,9 +154,9 @@ def checked_upto(cut: BatchCut | None, state: TableState) -> int | None:
     return max((version for version in versions if version is not None), default=None)
 
 
-def mirrored_at(state: TableState, version: int) -> TableState:
-    """Returns the state of a target that mirrors its source again, after any commits up to this
-    version.
+def drop_external_commits(state: TableState, version: int) -> TableState:
+    """Returns the state without external commits up to a version in which the target equals its
+    source.
     """
     later = [commit for commit in state.external_commits if commit.version > version]
     return replace(state, external_commits=later, version=max(version, state.version or 0))

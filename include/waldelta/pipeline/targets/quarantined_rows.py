@@ -40,7 +40,7 @@ from waldelta.lake.ledger import (
     now,
     of_tables,
 )
-from waldelta.lake.ledger.check_records import VALUES_KNOWN, last_recorded_unknown, recorded_unknown
+from waldelta.lake.ledger.check_records import VALUES_KNOWN, describe_unknown, read_last_unknown
 from waldelta.metadata_columns import LSN
 from waldelta.pipeline.advisory_locks import HeldLocks, target_lock
 from waldelta.pipeline.job import Job, SlotIdentity
@@ -201,7 +201,7 @@ def record_current(job: Job, tables: Collection[str]) -> None:
     and the tables' next check records the result.
     """
     with record_or_warn("the quarantine's current rows", tables):
-        record_unknown(job.ledger, job.run_id, last_recorded_unknown(job.ledger, tables))
+        record_unknown(job.ledger, job.run_id, read_last_unknown(job.ledger, tables))
     record_passed(job, tables)
 
 
@@ -219,7 +219,7 @@ def record_unknown(ledger: Ledger, run_id: str, recorded: Mapping[str, str | Non
         found = {
             name: counts.get(name, 0)
             for name in sorted(recorded)
-            if recorded[name] != recorded_unknown(counts.get(name, 0))
+            if recorded[name] != describe_unknown(counts.get(name, 0))
         }
         if not found:
             break
@@ -234,14 +234,14 @@ def record_unknown(ledger: Ledger, run_id: str, recorded: Mapping[str, str | Non
                 "warning",
                 "pipeline",
                 not rows,
-                recorded_unknown(rows),
+                describe_unknown(rows),
                 None,
                 None,
             )
             for name, rows in found.items()
         ]
         ledger.append_all(results)
-        recorded |= {name: recorded_unknown(rows) for name, rows in found.items()}
+        recorded |= {name: describe_unknown(rows) for name, rows in found.items()}
 
 
 def current_user() -> str:

@@ -15,7 +15,8 @@ from waldelta.quantities import first_of
 def check_names(job: Job, names: Iterable[str]) -> None:
     """Raise ConfigError for a name that is neither published nor in the ledger.
 
-    Before the pipeline's first setup all names are taken: its job says what is missing.
+    Before the pipeline's first setup any name is accepted, because the job then says what is
+    missing.
     """
     with job.source.connect("tables") as connection:
         table_names = set(read_published(connection, job)) | set(job.ledger.table_states())

@@ -493,8 +493,8 @@ class ReadRequest:
             return None
         return cls(tuple(info["publication_names"]), info["messages"], info["origin"])
 
-    def put_to(self, source: Source) -> Source:
-        """Returns the source with these options."""
+    def apply_to(self, source: Source) -> Source:
+        """Returns the source with the publications and options of this request."""
         names = self.publication_names
         publications = tuple(Publication(name=name, manage=False) for name in names)
         return with_options(source, messages=self.messages, origin=self.origin).model_copy(

@@ -45,9 +45,9 @@ from waldelta.changes.decode.net_rows import (
     FRESH,
     arrived_values,
     as_net,
+    find_key_moves,
     first_values,
     keys_of,
-    move_keys,
     own_keys,
     purges,
     row_keys,
@@ -241,7 +241,7 @@ class _Work:
         gone = rows_lost.filter(
             pa.array(
                 np.asarray(pc.equal(rows_lost["action"], ACTION_UPSERT))
-                | move_keys(rows_lost, self.plan)
+                | find_key_moves(rows_lost, self.plan)
             )
         )
         for action in (*FRESH, ACTION_UPDATE):
@@ -312,7 +312,7 @@ class _Work:
             unsent(rows, self.plan),
             arrived_values(rows, self.plan, unsent(rows, self.plan)),
         )
-        stay = ~move_keys(rows, self.plan)
+        stay = ~find_key_moves(rows, self.plan)
         for n, row in enumerate(rows.select(["action", "lsn", "commit_ts"]).to_pylist()):
             if not lacks[n]:
                 continue
@@ -419,7 +419,7 @@ def discarded_since(
     values = first_values(keys, plan.decode, files.schema.field("b0").type)
     first = pc.field(f"c{key[0]}").isin(values) | pc.field("b0").isin(values)
     rows = as_net(files.to_table(filter=first), plan)
-    actions, moves = rows["action"].to_pylist(), move_keys(rows, plan)
+    actions, moves = rows["action"].to_pylist(), find_key_moves(rows, plan)
     old_keys, new_keys = (keys_of(rows, plan, which) for which in "bc")
     has_left = [action in FRESH or bool(moves[n]) for n, action in enumerate(actions)]
     present = {text for n, text in enumerate(new_keys) if has_left[n]}

@@ -191,10 +191,10 @@ def applying(runner: Runner, applied: Applied, report: Callable[[], object]) -> 
 
 
 class WholeApplyBatches:
-    """Returns the end of the first apply batch, once another batch of the last one's size won't
-    fit.
+    """Finds out while changes land whether the first apply batch is complete.
 
-    Reads each batch's size once.
+    It is when another landed batch of the last one's size doesn't fit into it. Each batch's size is
+    read once.
     """
 
     def __init__(self, job: Job) -> None:
@@ -203,7 +203,7 @@ class WholeApplyBatches:
         self._bytes: dict[int, int] = {}
 
     def __call__(self, landed: Sequence[Landed]) -> int | None:
-        """Returns that end for landed batches in their order, or None."""
+        """Returns the batch that ends it, of landed batches in their order; None until then."""
         return whole_upto(
             *measures(self._job, {batch.batch: batch.rows for batch in landed}, self._bytes_of)
         )

@@ -31,7 +31,7 @@ from waldelta.errors import (
 )
 from waldelta.lake import READ_FAILURES, TargetVersion, by_row_group, row_count
 from waldelta.lake.driver_limits import MOST_DRIVER_ROWS
-from waldelta.lake.ledger.check_records import REFERENCES_HOLD, let_in
+from waldelta.lake.ledger.check_records import REFERENCES_HOLD, describe_admission
 from waldelta.metadata_columns import LSN
 from waldelta.pipeline.targets.quarantined_rows import PositionRange, decision_on, undecided
 from waldelta.quantities import counted
@@ -261,7 +261,10 @@ class SuiteEvaluation:
                     if outcome.success
                 }
         for number in sorted(met):
-            planned, text = missed[number], let_in(decision, self.outcomes[number].unexpected_count)
+            planned, text = (
+                missed[number],
+                describe_admission(decision, self.outcomes[number].unexpected_count),
+            )
             self.omitted.append(
                 f"{planned.meaning}: not judged on rows that an operator {decision}"
             )

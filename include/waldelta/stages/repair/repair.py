@@ -87,7 +87,7 @@ from waldelta.pipeline.targets import (
     merge_error,
     read_target_filter,
 )
-from waldelta.pipeline.targets.external_commits import checked_upto, mirrored_at
+from waldelta.pipeline.targets.external_commits import checked_upto, drop_external_commits
 from waldelta.pipeline.targets.lifecycle import check_not_removed
 from waldelta.pipeline.targets.target_sources import to_text
 from waldelta.postgres import TableId
@@ -498,7 +498,7 @@ def _first_row(work: _Work, rows: RepairRows, marked: TableState) -> TableState:
         version=checked_upto(job.ledger.last_cut(), state),
     )
     compared = again.compared if again is not None else None
-    return row if compared is None else mirrored_at(row, compared)
+    return row if compared is None else drop_external_commits(row, compared)
 
 
 def _commit(work: _Work, rows: RepairRows, net: NetRows, carried: Sequence[Decision]) -> TargetCut:

@@ -145,7 +145,7 @@ class CopyEstimate:
         return {**asdict(self), "wal_bytes": self.wal_bytes}
 
     def describe(self) -> list[str]:
-        """Returns the lines for a plan."""
+        """Returns the lines of setup's plan: rows and bytes, time, WAL, and the source's cost."""
         if self.unknown is not None:
             return [f"no estimate: {self.unknown}"]
         tasks = counted(readers(), "task")

@@ -175,9 +175,10 @@ class Attempt:
 
 @dataclass
 class CopySnapshot:
-    """A snapshot that is open since ``began``; ``resources`` use its connection as long.
+    """The snapshot that tables are copied from.
 
-    ``at`` is the server's time then. ``load`` is measured at the end.
+    ``began`` is when it was opened by this machine's monotonic clock, ``at`` by the server's.
+    ``resources`` are closed before it ends. ``load`` is what it cost the source, measured then.
     """
 
     job: Job

@@ -17,7 +17,7 @@ from waldelta.lake.ledger import (
     TableState,
     now,
 )
-from waldelta.lake.ledger.check_records import newest_versions, recorded_unknown
+from waldelta.lake.ledger.check_records import describe_unknown, newest_versions
 from waldelta.pipeline.targets import quarantined_rows as quarantined
 from waldelta.stages.check import check as reports
 from waldelta.stages.check.check import keep_report
@@ -89,10 +89,10 @@ def told(lake):
 @pytest.mark.parametrize(
     ("counted", "left", "expected"),
     [
-        (2, 2, ("check", False, recorded_unknown(2))),
-        (2, 1, ("check", False, recorded_unknown(1))),
-        (2, 0, ("check", True, recorded_unknown(0))),
-        (0, 1, ("check", False, recorded_unknown(1))),
+        (2, 2, ("check", False, describe_unknown(2))),
+        (2, 1, ("check", False, describe_unknown(1))),
+        (2, 0, ("check", True, describe_unknown(0))),
+        (0, 1, ("check", False, describe_unknown(1))),
     ],
 )
 def test_rows_discarded_while_a_check_looks_are_counted_as_they_are_since(
@@ -133,4 +133,4 @@ def test_who_tells_between_anothers_count_and_its_entry_has_the_last_word(lake, 
 
     monkeypatch.setattr(Ledger, "append_all", late)
     quarantined.record_unknown(ledger, "repair", {"public.t": None})
-    assert told(lake) == ("repair", False, recorded_unknown(1))
+    assert told(lake) == ("repair", False, describe_unknown(1))

@@ -42,8 +42,8 @@ from waldelta.changes.decode.net_rows import (
     WRITTEN,
     arrived_values,
     as_net,
+    find_key_moves,
     keys_of,
-    move_keys,
     purges,
     unsent,
     values_as_json,
@@ -255,7 +255,7 @@ def _set_aside(
     """Take the rows that fail out of ``staged``: net changes that would write a row."""
     failing, state = _any_of(asides), plan.state
     rows = as_net(judged.files.at(failing), plan)
-    moved, absent = move_keys(rows, plan), unsent(rows, plan)
+    moved, absent = find_key_moves(rows, plan), unsent(rows, plan)
     of_action = np.array(rows["action"].to_pylist(), dtype=object)
     gone = purges(rows.filter(pa.array((of_action == ACTION_UPSERT) | moved)), plan)
     raw = int(one_array(rows["raw"]).is_valid().sum().as_py() or 0)

@@ -394,8 +394,8 @@ def count_rows_without_parent(runner: Runner, reference: Reference) -> FailingRo
     Where this process reads both targets' keys, all rows are judged, whatever has changed.
     """
     with leave_to_spark(f"judges foreign key {reference.name}"):
-        if (rows := rows_to_compare(reference)) is not None:
-            return rows_without_parent(reference, *rows)
+        if (sides := rows_to_compare(reference)) is not None:
+            return rows_without_parent(reference, *sides)
     rows, parents = (side.target.frame(runner) for side in reference.sides)
     if reference.since is not None:
         rows = rows.where(F.col(LSN) >= reference.since)

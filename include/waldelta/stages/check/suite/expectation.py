@@ -21,7 +21,7 @@ from waldelta.config.expectation_files import Severity
 from waldelta.errors import QualityFailed, WaldeltaError
 from waldelta.lake import TargetVersion
 from waldelta.lake.ledger import CAN_BE_JUDGED, TableState
-from waldelta.lake.ledger.check_records import is_let_in
+from waldelta.lake.ledger.check_records import is_admission
 from waldelta.pipeline.lag import FreshnessLimit
 from waldelta.quantities import counted
 from waldelta.row_filter import EnumType
@@ -233,7 +233,7 @@ class Outcome:
         if self.success is None:
             return "not evaluated"
         if self.success:
-            return str(self.observed) if is_let_in(self.observed) else "met"
+            return str(self.observed) if is_admission(self.observed) else "met"
         rows = self.unexpected_count
         return f"not met: {counted(rows, 'row')}" if rows else "not met"
 

@@ -19,7 +19,7 @@ from waldelta.lake.ledger.check_records import (
     IS_FRESH,
     REFERENCES_HOLD,
     VALUES_KNOWN,
-    recorded_unknown,
+    describe_unknown,
 )
 from waldelta.metadata_columns import PREFIX, RAW
 from waldelta.spark_sql import simple_type
@@ -134,7 +134,7 @@ def _unknown_values(facts: TargetFacts) -> Iterator[Rule]:
     rows = facts.rules.unknown_rows
     # A changelog has the rows anyway, and records which values they lack.
     if rows is not None and facts.state.kept_as.completes_rows:
-        observed = recorded_unknown(rows)
+        observed = describe_unknown(rows)
         kwargs = {"meaning": VALUES_KNOWN, "is_met": not rows, "observed": observed}
         yield kwargs, "warning", "pipeline", VALUES_KNOWN
 

@@ -313,8 +313,8 @@ def printed_numeric(precision: int, scale: int) -> str:
     return f"^(NaN|-?{digits})$"
 
 
-def not_null(facts: TargetFacts) -> Iterator[PlannedExpectation]:
-    """Yields that key columns and NOT NULL columns have no nulls."""
+def expect_not_null(facts: TargetFacts) -> Iterator[PlannedExpectation]:
+    """Yields expectations that key columns and NOT NULL columns have no nulls."""
     keys = set(facts.state.key_columns)
     for column in facts.state.columns:
         name = column.name
@@ -335,8 +335,8 @@ def not_null(facts: TargetFacts) -> Iterator[PlannedExpectation]:
             yield _of_column(NOT_NULL, name, {}, condition, meaning, suffices=name)
 
 
-def enum_labels(facts: TargetFacts) -> Iterator[PlannedExpectation]:
-    """Yields that enum columns have only labels of their type."""
+def expect_enum_labels(facts: TargetFacts) -> Iterator[PlannedExpectation]:
+    """Yields expectations that enum columns have only labels of their type."""
     for column in facts.state.columns:
         enum = facts.rules.enums.get(column.name_on_source)
         if enum and column.stored_as.is_text:
@@ -346,8 +346,8 @@ def enum_labels(facts: TargetFacts) -> Iterator[PlannedExpectation]:
             yield _of_column(IN_SET, column.name, {"value_set": labels}, condition, meaning)
 
 
-def checks_hold(facts: TargetFacts) -> Iterator[PlannedExpectation]:
-    """Yields that CHECK constraints hold."""
+def expect_checks(facts: TargetFacts) -> Iterator[PlannedExpectation]:
+    """Yields expectations that the rows meet the CHECK constraints of the source."""
     for check in facts.rules.checks:
         what = f"CHECK constraint {check.name}"
         # A row meets a constraint that is null, so the condition searches for rows where its
@@ -359,8 +359,8 @@ def checks_hold(facts: TargetFacts) -> Iterator[PlannedExpectation]:
             )
 
 
-def domains_hold(facts: TargetFacts) -> Iterator[PlannedExpectation]:
-    """Yields that the constraints of domains hold."""
+def expect_domains(facts: TargetFacts) -> Iterator[PlannedExpectation]:
+    """Yields expectations that values meet the constraints of their columns' domains."""
     state, declared = facts.state, facts.rules.declared
     # Expressions on VALUE see the base type of the domain.
     plain = replace(facts, state=replace(state, columns=base_columns(state, declared)))
@@ -390,8 +390,8 @@ def _is_null(facts: TargetFacts, column: ColumnState) -> str:
     return null_condition(column.name) if RAW in facts.columns else "false"
 
 
-def limits_hold(facts: TargetFacts) -> Iterator[PlannedExpectation]:
-    """Yields that values fit their declared types."""
+def expect_limits(facts: TargetFacts) -> Iterator[PlannedExpectation]:
+    """Yields expectations that values fit the length or the digits that their types declare."""
     columns = {column.name_on_source: column for column in facts.state.columns}
     for one in facts.rules.declared:
         column = columns[one.column]
@@ -402,8 +402,8 @@ def limits_hold(facts: TargetFacts) -> Iterator[PlannedExpectation]:
             yield _of_column(kind, column.name, arguments, condition, meaning)
 
 
-def filters_hold(facts: TargetFacts) -> Iterator[PlannedExpectation]:
-    """Yields that the filters of publication and target hold."""
+def expect_filters(facts: TargetFacts) -> Iterator[PlannedExpectation]:
+    """Yields expectations that the rows pass the row filters of publication and target."""
     # Rows that an earlier filter admitted stay, so each row passes one of the filters.
     filters = [facts.state.row_filter or EVERYTHING, *facts.state.later_filters]
     if EVERYTHING not in filters:
@@ -501,11 +501,11 @@ ROW_EXPECTATION_KINDS = (
         _COLUMN,
         lambda value, _: f"{value} is not null",
         judges="all",
-        rules=not_null,
+        rules=expect_not_null,
         of_nulls=value_condition,
         arguments=_OF_COLUMN,
     ),
-    RowKind(IN_SET, _COLUMN, _in_set, rules=enum_labels, arguments=_SET),
+    RowKind(IN_SET, _COLUMN, _in_set, rules=expect_enum_labels, arguments=_SET),
     RowsSatisfy(
         ROWS_SATISFY,
         (),
@@ -514,7 +514,7 @@ ROW_EXPECTATION_KINDS = (
         null_meets=False,
         words=_condition_words,
         rules=lambda facts: chain(
-            checks_hold(facts), domains_hold(facts), limits_hold(facts), filters_hold(facts)
+            expect_checks(facts), expect_domains(facts), expect_limits(facts), expect_filters(facts)
         ),
         is_ours=True,
         arguments={
