@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -29,7 +29,7 @@ from waldelta.monitoring.attention import shortened
 from waldelta.monitoring.decisions import count_waiting
 from waldelta_airflow._connections import pipeline_lake
 from waldelta_airflow.views._installed_pipelines import (
-    Button,
+    ActionDag,
     DagState,
     load_pipelines,
     read_action_dag,
@@ -38,15 +38,6 @@ from waldelta_airflow.views._render import render
 
 # Errors raised by a store, a file, or a table that isn't waldelta's.
 READ_ERRORS = (*READ_FAILURES, ConfigError, LakeError)
-
-
-@dataclass(frozen=True, slots=True)
-class DagLine:
-    """A DAG of a pipeline, and whether the reader may trigger and unpause it."""
-
-    state: DagState
-    may_trigger: bool
-    may_unpause: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +71,17 @@ class Reader:
         may = checks.get(pipeline.row_values, self.may_read_dag)
         return may(dag_id_of(pipeline.pipeline, "cdc"))
 
-    def lines(self, states: Iterable[DagState]) -> list[DagLine]:
+    def dags(self, states: Iterable[DagState]) -> tuple[DagState, ...]:
         """Returns the DAGs that the user may read, with the permissions on each."""
-        return [
-            DagLine(state, self.may_trigger(state.dag_id), self.may_unpause(state.dag_id))
-            for state in self.shown(states)
-        ]
-
-    def shown(self, states: Iterable[DagState]) -> tuple[DagState, ...]:
-        """Returns the DAGs that the user may read."""
-        return tuple(state for state in states if self.may_read_dag(state.dag_id))
+        return tuple(
+            replace(
+                state,
+                may_trigger=self.may_trigger(state.dag_id),
+                may_unpause=self.may_unpause(state.dag_id),
+            )
+            for state in states
+            if self.may_read_dag(state.dag_id)
+        )
 
     def _may(
         self, method: ResourceMethod, dag_id: str, entity: DagAccessEntity | None = None
@@ -160,11 +152,15 @@ class PipelineRequest(PageRequest):
     pipeline: PipelineFile
     ledger: Ledger
 
-    def button(self, kind: DagKind, run: str | None, refused: str | None) -> Button:
-        """Returns a DAG's buttons; a page may just have asked for a ``run``, or was ``refused``."""
+    def action_dag(self, kind: DagKind, run: str | None, refused: str | None) -> ActionDag:
+        """Returns the DAG of a page's buttons, of which the reader may have requested a ``run``."""
         dag_id, reader = dag_id_of(self.pipeline.pipeline, kind), self.reader
-        may_trigger, may_unpause = reader.may_trigger(dag_id), reader.may_unpause(dag_id)
-        return Button(read_action_dag(dag_id, run), run, refused, may_trigger, may_unpause)
+        return replace(
+            read_action_dag(dag_id, run),
+            refused=refused,
+            may_trigger=reader.may_trigger(dag_id),
+            may_unpause=reader.may_unpause(dag_id),
+        )
 
     def render(self, template: str, at: datetime | None = None, **values: Any) -> str:
         """Returns a page, as render() of _render does, which may show values of rows.

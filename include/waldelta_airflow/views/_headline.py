@@ -23,7 +23,6 @@ from waldelta.monitoring.check_results import FailedExpectation
 from waldelta.monitoring.overview import Glance
 from waldelta.quantities import counted, first_of, size
 from waldelta_airflow._dag_attention import WATCHED
-from waldelta_airflow.views._access import DagLine
 from waldelta_airflow.views._installed_pipelines import DagState, dag_of_verb
 from waldelta_airflow.views._render import airflow_url, duration, moment_name, run_name, url
 from waldelta_airflow.views._situation import Situation
@@ -506,47 +505,47 @@ def setup_steps(situation: Situation) -> Iterator[SetupStep]:
     """Yields the steps of a pipeline that isn't set up: those done, the next one, later ones."""
     blocker = ""
     for kind, (does, verb) in _STEPS.items():
-        dag_id, line = dag_id_of(situation.name, kind), situation.line(kind)
-        state = line.state if line is not None else DagState(kind, dag_id)
-        is_done = kind == "setup" and (situation.has_slot or state.run_state == "success")
+        dag_id, dag = dag_id_of(situation.name, kind), situation.dag(kind)
+        is_run = dag is not None and dag.run_state == "success"
+        is_done = kind == "setup" and (situation.has_slot or is_run)
         if is_done:
             yield SetupStep(dag_id, does, "passed", "done")
         elif blocker:
             yield SetupStep(dag_id, does, "unknown", f"after {blocker}")
         else:
             command = f"waldelta {verb} {situation.name}.yml"
-            yield _next_of_steps(situation, line, SetupStep(dag_id, does, "next", "next"), command)
+            yield _next_of_steps(situation, dag, SetupStep(dag_id, does, "next", "next"), command)
         blocker = blocker or ("" if is_done else dag_id)
 
 
 def _next_of_steps(
-    situation: Situation, line: DagLine | None, step: SetupStep, command: str
+    situation: Situation, dag: DagState | None, step: SetupStep, command: str
 ) -> SetupStep:
     dag_id, name = step.dag_id, situation.name
-    if line is None and any(state.dag_id == dag_id for state in situation.schedule.dags):
+    if dag is None and any(state.dag_id == dag_id for state in situation.schedule.dags):
         return replace(step, how=f"ask a user who may trigger {dag_id}")
-    if line is None:
+    if dag is None:
         how = (
             f"wait until Airflow has read {name}.yml and shows the DAG {dag_id}; the command does"
             " the same without Airflow"
         )
         return replace(step, how=how, command=command)
-    state, kind = line.state, line.state.kind
-    if state.is_under_way:
+    if dag.is_under_way:
         how = "nothing: the next step follows when its run ends"
         return replace(step, state="running", word="running", how=how)
-    if state.run_state == "failed":
+    if dag.run_state == "failed":
         how = f"read the log of its run, correct the cause, and run {dag_id} again"
-        address = airflow_url(situation.base, "dags", dag_id, "runs", state.run_id or "")
+        address = airflow_url(situation.base, "dags", dag_id, "runs", dag.run_id or "")
         log = NextStep(f"Read the log of {dag_id}", address, is_airflow=True)
         return replace(step, state="failed", word="failed", how=how, action=log)
-    run = "" if kind == "cdc" else f"run {dag_id}"
-    how = " and ".join(filter(None, (f"unpause {dag_id}" if state.is_paused else "", run)))
-    action = (
-        _unpause(situation, kind) if state.is_paused else _start(situation, kind, f"Run {dag_id}")
-    )
+    run = "" if dag.kind == "cdc" else f"run {dag_id}"
+    how = " and ".join(filter(None, (f"unpause {dag_id}" if dag.is_paused else "", run)))
+    if dag.is_paused:
+        action = _unpause(situation, dag.kind)
+    else:
+        action = _start(situation, dag.kind, f"Run {dag_id}")
     missing = "" if action is not None else "ask a user who may trigger it: "
-    return replace(step, how=f"{missing}{how}", action=action or _open(situation, kind))
+    return replace(step, how=f"{missing}{how}", action=action or _open(situation, dag.kind))
 
 
 def _repair(situation: Situation, item: Attention) -> NextStep | None:
@@ -626,20 +625,20 @@ def _open(situation: Situation, kind: DagKind) -> NextStep:
 
 
 def _unpause(situation: Situation, kind: DagKind) -> NextStep | None:
-    line = situation.line(kind)
-    if line is None or not line.may_unpause:
+    dag = situation.dag(kind)
+    if dag is None or not dag.may_unpause:
         return None
     address = url(situation.base, "p", situation.name, "dags", kind, "unpause")
-    return NextStep(f"Unpause {line.state.dag_id}", address, is_form=True)
+    return NextStep(f"Unpause {dag.dag_id}", address, is_form=True)
 
 
 def _start(
     situation: Situation, kind: DagKind, label: str, tables: Sequence[str] = ()
 ) -> NextStep | None:
-    line = situation.line(kind)
-    if line is None or not line.may_trigger or line.state.is_under_way:
+    dag = situation.dag(kind)
+    if dag is None or not dag.may_trigger or dag.is_under_way:
         return None
-    if line.state.is_paused:
+    if dag.is_paused:
         return _unpause(situation, kind)
     query = {"table": tables} if tables else {}
     address = url(situation.base, "p", situation.name, "dags", kind, "run", **query)

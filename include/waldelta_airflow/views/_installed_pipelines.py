@@ -67,8 +67,8 @@ _MOST_UNDER_WAY = 10
 
 @dataclass(frozen=True, slots=True)
 class DagState:
-    """One DAG of a pipeline; ``run_id``, ``run_state``, ``run_at`` are of its unfinished or latest
-    run.
+    """One DAG of a pipeline, and whether the reader may trigger and unpause it; ``run_id``,
+    ``run_state``, ``run_at`` are of its unfinished or latest run.
     """
 
     kind: DagKind
@@ -78,6 +78,8 @@ class DagState:
     run_state: str | None = None
     run_at: datetime | None = None
     schedule: str | None = None  # The schedule in words.
+    may_trigger: bool = False
+    may_unpause: bool = False
 
     @property
     def is_under_way(self) -> bool:
@@ -200,28 +202,19 @@ def read_runs_named(
 
 
 @dataclass(frozen=True, slots=True)
-class UnderWay:
-    """A queued or running run of a DAG; ``conf`` are its params, ``by`` the user who triggered
-    it.
-    """
-
-    run_id: str
-    state: str
-    by: str | None
-    at: datetime | None
-    conf: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
 class ActionDag:
-    """A DAG that a page's button triggers: whether it is paused, its unfinished runs, and the state
-    of the run that this user just requested.
+    """A DAG that a page's buttons trigger, its unfinished runs, and whether the reader may trigger
+    and unpause it; the run that this reader just requested with its state, or why none was started.
     """
 
     dag_id: str
     is_paused: bool = False
-    under_way: tuple[UnderWay, ...] = ()
+    under_way: Sequence[DagRun] = ()
     requested: str | None = None
+    requested_state: str | None = None
+    refused: str | None = None
+    may_trigger: bool = False
+    may_unpause: bool = False
 
     @property
     def is_ready(self) -> bool:
@@ -241,19 +234,12 @@ def read_action_dag(dag_id: str, requested: str | None = None) -> ActionDag:
         is_paused = session.scalar(select(DagModel.is_paused).where(DagModel.dag_id == dag_id))
         of_dag = select(DagRun).where(DagRun.dag_id == dag_id)
         active = of_dag.where(DagRun.state.in_([_QUEUED, _RUNNING])).order_by(DagRun.id)
-        under_way = tuple(
-            UnderWay(
-                run.run_id,
-                str(run.state),
-                run.triggering_user_name,
-                run.start_date or run.queued_at,
-                run.conf or {},
-            )
-            for run in session.scalars(active.limit(_MOST_UNDER_WAY))
-        )
+        under_way = session.scalars(active.limit(_MOST_UNDER_WAY)).all()
         own = session.scalar(of_dag.where(DagRun.run_id == requested))
-        return ActionDag(dag_id, bool(is_paused), under_way, own and str(own.state))
-    return ActionDag(dag_id)
+        return ActionDag(
+            dag_id, bool(is_paused), tuple(under_way), requested, own and str(own.state)
+        )
+    return ActionDag(dag_id, requested=requested)
 
 
 def unpause(dag_id: str, user_name: str) -> None:
@@ -269,24 +255,6 @@ def unpause(dag_id: str, user_name: str) -> None:
         session.add(
             Log(event="patch_dag", dag_id=dag_id, owner=user_name, extra='{"is_paused": false}')
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Button:
-    """A page's buttons: their DAG, the run just requested or why it was refused, and
-    permissions.
-    """
-
-    dag: ActionDag
-    requested: str | None
-    refused: str | None
-    may_trigger: bool
-    may_unpause: bool
-
-    @property
-    def is_under_way(self) -> bool:
-        """Returns whether the requested run is among the unfinished ones."""
-        return any(run.run_id == self.requested for run in self.dag.under_way)
 
 
 def check_origin(request: Request) -> None:

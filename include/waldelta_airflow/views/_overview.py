@@ -197,7 +197,7 @@ def _cards(
             continue
         schedule = schedules.get(name, Schedule())
         # Only unfinished runs of other DAGs are shown.
-        schedule = replace(schedule, dags=reader.shown(schedule.under_way))
+        schedule = replace(schedule, dags=reader.dags(schedule.under_way))
         cards.append(_card(base, pipeline, schedule, at, glances[name]))
     return cards
 

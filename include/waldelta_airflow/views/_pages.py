@@ -214,7 +214,7 @@ def read_situation(
         pipeline,
         glance,
         schedule,
-        request.reader.lines(schedule.dags),
+        request.reader.dags(schedule.dags),
         at,
         attention,
         _progress(pipeline, ledger, schedule, at),
@@ -357,7 +357,7 @@ def reconciliation_page(
 
     It also shows the errors of later attempts, and all results of 30 days. Both lists have pages.
     """
-    button = request.button("reconcile", run, refused)
+    dag = request.action_dag("reconcile", run, refused)
     situation, reconciliations = read_situation(request), Reconciliations(request.ledger.lake)
     at, glance = situation.at, situation.glance
     tables = {line.table_name for line in glance.tables}
@@ -385,8 +385,8 @@ def reconciliation_page(
         ],
         different=[row for row in order if row.status == DIFFERENT],
         history=replace(history, rows=rows_of(Reconciliation, history.rows)),
-        button=button,
-        is_under_way=button.dag.is_under_way,
+        dag=dag,
+        is_under_way=dag.is_under_way,
         rows_shown=_ROWS_SHOWN,
     )
 

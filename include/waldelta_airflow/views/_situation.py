@@ -12,8 +12,7 @@ from waldelta.monitoring.overview import Glance
 from waldelta.monitoring.run_details import CopyProgress
 from waldelta.monitoring.status import LastSlot, last_slot
 from waldelta.monitoring.table_list import TableLine
-from waldelta_airflow.views._access import DagLine
-from waldelta_airflow.views._installed_pipelines import Schedule
+from waldelta_airflow.views._installed_pipelines import DagState, Schedule
 
 LATE = frozenset({"behind", "overdue", "silent_run"})
 # Kinds of attention (problems and others) after which a target may differ from the source although
@@ -25,7 +24,7 @@ _NOT_COMPARED = frozenset({"overdue_reconcile", "paused_reconcile"})
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """A pipeline at a time, as a reader sees it: ``lines`` are the DAGs that the reader may read.
+    """A pipeline at a time, as a reader sees it: ``dags`` are those that the reader may read.
 
     ``attention`` is of the pipeline or of one of its tables, the worst first. ``progress`` is of
     the copy that is under way. ``has_slot``: setup has created the slot. ``reasons`` are of rows in
@@ -36,7 +35,7 @@ class Situation:
     pipeline: PipelineFile
     glance: Glance
     schedule: Schedule
-    lines: Sequence[DagLine]
+    dags: Sequence[DagState]
     at: datetime
     attention: Sequence[Attention] = ()
     progress: CopyProgress | None = None
@@ -97,9 +96,9 @@ class Situation:
         is_general = not item.objects and _outdates(item)
         return is_general and not (is_served and item.kind == "failed_run")
 
-    def line(self, kind: DagKind) -> DagLine | None:
+    def dag(self, kind: DagKind) -> DagState | None:
         """Returns a DAG that the reader may read, or None."""
-        return next((line for line in self.lines if line.state.kind == kind), None)
+        return next((dag for dag in self.dags if dag.kind == kind), None)
 
     def is_paused(self, kind: DagKind) -> bool:
         """Returns whether a DAG is paused, also one that the reader may not read."""
@@ -107,7 +106,7 @@ class Situation:
 
     def has_run(self, *kinds: DagKind) -> bool:
         """Returns whether a run of one of these DAGs is under way."""
-        return any(line.state.kind in kinds and line.state.is_under_way for line in self.lines)
+        return any(dag.kind in kinds and dag.is_under_way for dag in self.dags)
 
     def next_run(self) -> tuple[str, datetime | None]:
         """Returns what the schedule does next, and when."""

@@ -79,7 +79,7 @@ def waiting_page(
     It has the rows' keys and values only for readers who may see them.
     """
     ledger, pipeline = request.ledger, request.pipeline
-    button = request.button("decide", run, refused)
+    dag = request.action_dag("decide", run, refused)
     keys = _open_keys(ledger)
     lists = ((_of(keys, chosen.but(**{kind: None})), column) for kind, column in _KINDS)
     tables, reasons = (_counted(*choices) for choices in lists)
@@ -98,8 +98,8 @@ def waiting_page(
         count=keys.num_rows,
         choices=(("table", tables), ("reason", reasons)),
         decided=Turning.of(chosen.earlier, decided, _DECISIONS_PER_PAGE),
-        button=button,
-        is_under_way=button.dag.is_under_way,
+        dag=dag,
+        is_under_way=dag.is_under_way,
         stopped=waiting.of("gate", "released"),
         kinds=WAITING_KINDS,
         sections=list(_sections(waiting)),

@@ -51,7 +51,8 @@ def airflow_tables(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Engine]:
         for model in models:
             model.__table__.create(engine)
 
-        monkeypatch.setattr("airflow.settings.Session", sessionmaker(engine))
+        sessions = sessionmaker(engine, expire_on_commit=False)
+        monkeypatch.setattr("airflow.settings.Session", sessions)
         return engine
 
     return create

@@ -11,10 +11,7 @@ from tests.support.data.shop_pages import RUN_ID, fill
 from tests.support.fixtures.airflow import PIPELINE
 from waldelta.config import load_pipeline_file
 from waldelta.lake import local_path
-from waldelta_airflow.views._installed_pipelines import (
-    ActionDag,
-    Schedule,
-)
+from waldelta_airflow.views._installed_pipelines import ActionDag, Schedule
 
 
 @pytest.fixture
@@ -39,7 +36,9 @@ def dags(monkeypatch):
         monkeypatch.setattr(
             f"waldelta_airflow.views.{module}.read_action_dag",
             lambda dag_id, requested=None: replace(
-                known.get(dag_id, ActionDag(dag_id)), requested=requested and "running"
+                known.get(dag_id, ActionDag(dag_id)),
+                requested=requested,
+                requested_state=requested and "running",
             ),
         )
     return known

@@ -6,6 +6,7 @@ import re
 from datetime import timedelta
 
 import pytest
+from airflow.models.dagrun import DagRun
 
 from tests.support.data.shop_pages import OWN, PAGES, RUN_ID, lacking, quarantined, stopped
 from tests.support.plugin_app import plugin_app
@@ -24,7 +25,6 @@ from waldelta_airflow.views._installed_pipelines import (
     DagRunTasks,
     DagState,
     Schedule,
-    UnderWay,
 )
 
 MEGABYTES = 64
@@ -211,8 +211,10 @@ def test_a_button_says_what_keeps_it(
         return text, {"disabled" in button for button in decide}
 
     assert buttons()[1] == {False}
-    run = UnderWay("retry__9", "queued", "ben", now() - timedelta(minutes=2), {"action": "retry"})
-    dags[dag_id] = ActionDag(dag_id, under_way=(run,))
+    asked = {"triggering_user_name": "ben", "conf": {"action": "retry"}}
+    run = DagRun(dag_id, "retry__9", state="queued", **asked)
+    run.queued_at = now() - timedelta(minutes=2)
+    dags[dag_id] = ActionDag(dag_id, under_way=[run])
     text, disabled = buttons()
     assert disabled == {True}
     assert 'http-equiv="refresh"' in text

@@ -16,7 +16,6 @@ from waldelta.monitoring.check_results import FailedExpectation
 from waldelta.monitoring.overview import Glance
 from waldelta.monitoring.reconciliation_status import Compared
 from waldelta.monitoring.run_history import RunLine
-from waldelta_airflow.views._access import DagLine
 from waldelta_airflow.views._headline import error_sentence, read_headline, setup_steps
 from waldelta_airflow.views._installed_pipelines import RUN_NOW, DagState, Schedule
 from waldelta_airflow.views._render import folded, run_name
@@ -26,18 +25,18 @@ GLANCE = Glance(True, NOON, (), None, (), RowCounts(), 0, 0, (), (), Compared())
 NEW = replace(GLANCE, is_set_up=False)
 PIPELINE = pipeline("file:///lake")
 KINDS_OF_DAGS = (*RUN_NOW, "resync")
-LINES = [DagLine(DagState(kind, f"shop_{kind}"), True, True) for kind in KINDS_OF_DAGS]
+MAY = {"may_trigger": True, "may_unpause": True}
+DAGS = [DagState(kind, f"shop_{kind}", **MAY) for kind in KINDS_OF_DAGS]
 
 
 def run(hours, status):
     return RunLine(NOON + timedelta(hours=hours), f"r{hours}", "consume", status)
 
 
-def situation(*attention, glance=GLANCE, lines=LINES, failed_run=None, has_slot=True, **more):
-    states = tuple(line.state for line in lines)
-    schedule = Schedule(failed=failed_run, dags=states, **more)
+def situation(*attention, glance=GLANCE, dags=DAGS, failed_run=None, has_slot=True, **more):
+    schedule = Schedule(failed=failed_run, dags=tuple(dags), **more)
     progress = SimpleNamespace(remaining_seconds=90.0)
-    about = (lines, NOON, attention, progress, has_slot)
+    about = (dags, NOON, attention, progress, has_slot)
     return Situation("", PIPELINE, glance, schedule, *about)
 
 
@@ -95,7 +94,7 @@ def test_the_button_is_the_one_that_helps(item, expected):
 
 def test_a_copy_waits_while_its_dag_is_paused():
     item = Attention("warning", "needs_copy", "t: waiting for a new copy", objects=("t",))
-    step = headline(item, lines=_lines(kind="initial_sync", is_paused=True)).action
+    step = headline(item, dags=_dags(kind="initial_sync", is_paused=True)).action
     assert step.label == "Unpause shop_initial_sync"
 
 
@@ -106,21 +105,21 @@ def test_when_a_dag_was_paused_isnt_known():
 
 def test_no_button_for_what_may_not_or_would_not_start():
     item = Attention("failed", "paused", "the CDC DAG is paused")
-    may_not = [replace(line, may_unpause=False) for line in LINES]
-    for lines in (may_not, []):
-        step = headline(item, lines=lines).action
+    may_not = [replace(line, may_unpause=False) for line in DAGS]
+    for dags in (may_not, []):
+        step = headline(item, dags=dags).action
         assert (step.label, step.address) == ("Open shop_cdc in Airflow", "/dags/shop_cdc")
         assert (step.is_airflow, step.is_form) == (True, False)
     drift = Attention("warning", "drift", "t: drifted", ("reconciliation",))
-    busy = [replace(line, state=replace(line.state, run_state="running")) for line in LINES]
-    assert not headline(drift, lines=busy).action.is_form
+    busy = [replace(dag, run_state="running") for dag in DAGS]
+    assert not headline(drift, dags=busy).action.is_form
 
 
 def test_a_copy_under_way_is_no_warning():
     """A copy without a run that is at it was killed."""
     item = Attention("warning", "copying", "t: copy in progress, or killed", objects=("t",))
-    sync = DagLine(DagState("initial_sync", "shop_initial_sync", run_state="running"), True, True)
-    found = headline(item, lines=[sync])
+    sync = DagState("initial_sync", "shop_initial_sync", run_state="running", **MAY)
+    found = headline(item, dags=[sync])
     assert (found.state, found.heals, found.remedy) == (
         "running",
         "yes: the copy ends in about 1 min 30 s",
@@ -154,11 +153,11 @@ OVERDUE = [
 def test_what_keeps_an_overdue_run_and_what_to_do(state, silent, cause, heals, remedy):
     item = Attention("warning", "overdue", "the next run is overdue by 1 hour: an earlier run …")
     run_id = f"scheduled__{NOON.replace(hour=11).isoformat()}"
-    dag = DagState("cdc", "shop_cdc", run_id=run_id, run_state=state)
+    dag = DagState("cdc", "shop_cdc", run_id=run_id, run_state=state, **MAY)
     due = NOON - timedelta(hours=1)
     heartbeat = None if silent is None else NOON - timedelta(seconds=silent)
     schedule = {"next_run_at": due, "scheduler_at": heartbeat}
-    about = situation(item, lines=[DagLine(dag, True, True)], **schedule)
+    about = situation(item, dags=[dag], **schedule)
     found = read_headline(about)
     assert (found.sentence, found.since) == ("The next run is overdue by 1 hour", due)
     assert found.cause.startswith(cause)
@@ -178,9 +177,9 @@ def test_what_keeps_an_overdue_run_and_what_to_do(state, silent, cause, heals, r
 def test_an_overdue_run_of_another_dag_has_the_same_causes(kind):
     item = Attention("warning", f"overdue_{kind}", f"the next run of the {kind} DAG is overdue")
     for state, silent, cause, heals, remedy in (case[1:] for case in OVERDUE):
-        dag = DagState(kind, f"shop_{kind}", run_id="r", run_state=state)
+        dag = DagState(kind, f"shop_{kind}", run_id="r", run_state=state, **MAY)
         heartbeat = None if silent is None else NOON - timedelta(seconds=silent)
-        found = headline(item, lines=[DagLine(dag, True, True)], scheduler_at=heartbeat)
+        found = headline(item, dags=[dag], scheduler_at=heartbeat)
         assert found.cause.startswith(cause)
         assert found.heals.startswith(heals)
         assert found.remedy.startswith(remedy.replace("shop_cdc", f"shop_{kind}"))
@@ -269,7 +268,7 @@ NEXT = [
      "no run starts: shop_cdc is paused until step 3", None),
     ("unpaused before it", {"next_run_at": NOON + timedelta(minutes=3), "glance": NEW},
      "the next run starts", 3),
-    ("unknown to Airflow", {"glance": NEW, "lines": []}, "", None),
+    ("unknown to Airflow", {"glance": NEW, "dags": []}, "", None),
 ]  # fmt: skip
 
 
@@ -414,53 +413,52 @@ def test_a_remedy_names_no_file_of_the_repository():
 
 def test_a_pipeline_without_trouble():
     assert headline().state == "ok"
-    paused = [replace(line, state=replace(line.state, is_paused=True)) for line in LINES]
-    for lines, button in ((LINES, "run"), (paused, "unpause")):
-        empty = headline(glance=NEW, lines=lines, has_slot=False)
+    paused = [replace(dag, is_paused=True) for dag in DAGS]
+    for dags, button in ((DAGS, "run"), (paused, "unpause")):
+        empty = headline(glance=NEW, dags=dags, has_slot=False)
         assert (empty.state, empty.action.address) == ("unknown", f"/p/shop/dags/setup/{button}")
 
 
-def _lines(run_state=None, kind="setup", *, is_paused=False):
-    state = DagState(kind, f"shop_{kind}", is_paused, "r", run_state)
-    return [state_line if state_line.state.kind != kind else replace(state_line, state=state)
-            for state_line in LINES]  # fmt: skip
+def _dags(run_state=None, kind="setup", *, is_paused=False):
+    state = DagState(kind, f"shop_{kind}", is_paused, "r", run_state, **MAY)
+    return [dag if dag.kind != kind else state for dag in DAGS]
 
 
 # What Airflow and the ledger know of a pipeline without tables: its steps, how the next is done.
 STEPS = [
-    ("nothing done", LINES, False, ["next", "after shop_setup", "after shop_setup"],
+    ("nothing done", DAGS, False, ["next", "after shop_setup", "after shop_setup"],
      "run shop_setup"),
-    ("paused", _lines(is_paused=True), False, ["next", "after shop_setup", "after shop_setup"],
+    ("paused", _dags(is_paused=True), False, ["next", "after shop_setup", "after shop_setup"],
      "unpause shop_setup and run shop_setup"),
-    ("at work", _lines("running"), False, ["running", "after shop_setup", "after shop_setup"],
+    ("at work", _dags("running"), False, ["running", "after shop_setup", "after shop_setup"],
      "nothing: the next step"),
-    ("failed", _lines("failed"), False, ["failed", "after shop_setup", "after shop_setup"],
+    ("failed", _dags("failed"), False, ["failed", "after shop_setup", "after shop_setup"],
      "read the log of its run"),
-    ("set up", _lines("success"), False, ["done", "next", "after shop_initial_sync"],
+    ("set up", _dags("success"), False, ["done", "next", "after shop_initial_sync"],
      "run shop_initial_sync"),
     ("set up on a command line", [], True, ["done", "next", "after shop_initial_sync"],
      "wait until Airflow has read shop.yml"),
-    ("for a reader", [replace(line, may_trigger=False, may_unpause=False) for line in LINES], True,
+    ("for a reader", [replace(dag, may_trigger=False, may_unpause=False) for dag in DAGS], True,
      ["done", "next", "after shop_initial_sync"], "ask a user who may trigger it: run"),
 ]  # fmt: skip
 
 
-@cases("lines, has_slot, words, how", STEPS)
-def test_the_steps_say_what_is_done_and_what_is_next(lines, has_slot, words, how):
-    steps = list(setup_steps(situation(glance=NEW, lines=lines, has_slot=has_slot)))
+@cases("dags, has_slot, words, how", STEPS)
+def test_the_steps_say_what_is_done_and_what_is_next(dags, has_slot, words, how):
+    steps = list(setup_steps(situation(glance=NEW, dags=dags, has_slot=has_slot)))
     assert [step.word for step in steps] == words
-    found = headline(glance=NEW, lines=lines, has_slot=has_slot)
+    found = headline(glance=NEW, dags=dags, has_slot=has_slot)
     assert found.remedy.startswith(how)
     verb = {"running": "is running", "failed": "failed"}
     number, word = next((n, w) for n, w in enumerate(words, 1) if w in ("next", *verb))
     text = f"Not set up yet. Step {number} of 3 {verb.get(word, 'is next')}: "
     assert found.sentence.startswith(text)
-    assert (found.command == "waldelta sync shop.yml") is (lines == [])
+    assert (found.command == "waldelta sync shop.yml") is (dags == [])
 
 
 def test_a_reader_of_a_part_of_the_dags_asks_who_may_trigger_the_others():
     about = situation(glance=NEW)
-    about = replace(about, lines=[one for one in LINES if one.state.kind != "initial_sync"])
+    about = replace(about, dags=[one for one in DAGS if one.kind != "initial_sync"])
     found = read_headline(about)
     assert found.remedy == "ask a user who may trigger shop_initial_sync"
     assert found.command == ""

@@ -31,7 +31,6 @@ from waldelta_airflow.views._installed_pipelines import (
     DagRunTasks,
     DagState,
     Schedule,
-    UnderWay,
     _read_schedules,
     read_action_dag,
     read_consumers,
@@ -179,10 +178,10 @@ def test_what_a_button_needs_to_know(airflow_db):
         add_run(airflow_db, "shop_decide", n, state, **asked)
     found = read_action_dag("shop_decide", "run-1")
     expected = (True, False, False, "failed")
-    assert (found.is_paused, found.is_ready, found.is_under_way, found.requested) == expected
-    assert [(one.run_id, one.state, one.by, one.conf) for one in found.under_way] == [
-        ("run-2", "queued", "ann", {"action": "retry"})
-    ]
+    assert (found.is_paused, found.is_ready, found.is_under_way, found.requested_state) == expected
+    (queued,) = found.under_way
+    assert (queued.run_id, queued.state, queued.triggering_user_name) == ("run-2", "queued", "ann")
+    assert queued.conf == {"action": "retry"}
     add_run(airflow_db, "shop_decide", 3, "running", **asked)
     assert read_action_dag("shop_decide").is_under_way
     assert read_action_dag("shop_reconcile") == ActionDag("shop_reconcile")
@@ -280,8 +279,8 @@ def test_what_the_buttons_do(shop, open_pages, path, role, headers, status, expe
 
 
 def test_a_button_that_is_pressed_twice_starts_one_run(shop, dags, open_pages):
-    under_way = UnderWay("manual__1", "queued", "ann", NOON, {})
-    dags["shop_initial_sync"] = ActionDag("shop_initial_sync", under_way=(under_way,))
+    under_way = DagRun("shop_initial_sync", "manual__1", state="queued")
+    dags["shop_initial_sync"] = ActionDag("shop_initial_sync", under_way=[under_way])
     answer = open_pages("op").post("/p/shop/dags/initial_sync/run?table=a.b", headers=OWN)
     assert (answer.status_code, shop) == (200, [])
 
