@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -27,7 +27,6 @@ from waldelta_airflow.views._access import (
 )
 from waldelta_airflow.views._installed_pipelines import (
     RUN_NOW,
-    DagPaused,
     check_origin,
     pipeline_of,
     read_action_dag,
@@ -52,8 +51,6 @@ _FILES = {
     "icon-dark.svg": "image/svg+xml",
 }
 
-# The pages that show what these DAGs' runs did.
-_PAGES: dict[DagKind, str] = {"reconcile": "reconciliation", "decide": "waiting"}
 _NOT_OURS = (
     "This DAG does not belong to a waldelta pipeline that you may see. Airflow shows this tab on"
     " every DAG."
@@ -108,7 +105,7 @@ def repair(
     if not (tables := [table] if table else [*compared.different, *compared.copied]):
         raise HTTPException(409, "No table differs any more.")
     conf = {"tables": tables, "repair": True, "reason": "requested on the reconciliation page"}
-    return _trigger(page_request, name, "reconcile", "repair", conf)
+    return _trigger(page_request, name, "reconcile", "repair", conf, "reconciliation")
 
 
 @_routes.post("/p/{name}/waiting", dependencies=[Depends(_may_trigger("decide"))])
@@ -119,7 +116,7 @@ def decide(
 ) -> Response:
     """Triggers the run of a decision."""
     conf = decision(form)
-    return _trigger(page_request, name, "decide", conf["action"], conf)
+    return _trigger(page_request, name, "decide", conf["action"], conf, "waiting")
 
 
 @_routes.post("/p/{name}/dags/{kind}/run")
@@ -138,14 +135,9 @@ def run_now(
     reason = reason_of(form) or ("requested on the pipeline's page" if table else "")
     if kind == "resync" and not reason:
         raise HTTPException(400, "A resync needs a reason.")
-    if read_action_dag(dag_id).under_way:
-        return _back(page_request, name)
     params = {"tables": table, "reason": reason}
-    # The DAG's page shows that it is paused, and offers to unpause it.
-    with suppress(DagPaused):
-        conf = {name: value for name, value in params.items() if value}
-        trigger_run(dag_id, "manual", conf, page_request.reader.user)
-    return _back(page_request, name)
+    conf = {param: value for param, value in params.items() if value}
+    return _trigger(page_request, name, kind, "manual", conf)
 
 
 @_routes.post("/p/{name}/dags/{kind}/unpause")
@@ -199,20 +191,19 @@ def _dag_of(page_request: PageRequest, request: Request, name: str, kind: DagKin
 
 
 def _trigger(
-    page_request: PageRequest, name: str, kind: DagKind, action: str, conf: dict[str, Any]
+    page_request: PageRequest,
+    name: str,
+    kind: DagKind,
+    action: str,
+    conf: dict[str, Any],
+    *page: str,
 ) -> Response:
-    """Trigger a run and redirect to the page of the DAG's results, which shows the run's state.
-
-    The page also shows that the DAG is paused, or that another run is unfinished.
-    """
-    dag_id, page = dag_id_of(name, kind), _PAGES[kind]
-    if read_action_dag(dag_id).under_way:
-        return _back(page_request, name, page, refused="another run")
-    try:
-        run_id = trigger_run(dag_id, action, conf, page_request.reader.user)
-    except DagPaused:
-        return _back(page_request, name, page, refused="paused")
-    return _back(page_request, name, page, run=run_id)
+    """Trigger a run that would start at once as the only one, and lead to the page of its state."""
+    dag = read_action_dag(dag_id_of(name, kind))
+    query = {"refused": "another run" if dag.under_way else "paused"}
+    if dag.is_ready:
+        query = {"run": trigger_run(dag.dag_id, action, conf, page_request.reader.user)}
+    return _back(page_request, name, *page, **(query if page else {}))
 
 
 def _back(page_request: PageRequest, name: str, *page: str, **query: str) -> Response:
