@@ -23,7 +23,7 @@ from waldelta.monitoring.check_results import FailedExpectation
 from waldelta.monitoring.overview import Glance
 from waldelta.quantities import counted, first_of, size
 from waldelta_airflow._dag_attention import WATCHED
-from waldelta_airflow.views._installed_pipelines import DagState, dag_of_verb
+from waldelta_airflow.views._installed_pipelines import DagState
 from waldelta_airflow.views._render import airflow_url, duration, moment_name, run_name, url
 from waldelta_airflow.views._situation import Situation
 
@@ -473,20 +473,19 @@ def next_step(situation: Situation, item: Attention) -> NextStep | None:
 
     None where the step is outside of Airflow.
     """
-    if item.kind == "slot" and is_lost(situation.glance):
-        item = replace(item, kind="data_gap")
     of = ADVICE.get(item.kind, Advice())
-    is_automatic = item.kind == "needs_copy" and not situation.is_paused("initial_sync")
-    if is_automatic or (item.kind == "slot" and is_read(situation.glance)):
+    if item.kind == "slot" and is_lost(situation.glance):
+        of = ADVICE["data_gap"]
+    elif item.kind == "slot" and is_read(situation.glance):
+        return None
+    if item.kind == "needs_copy" and not situation.is_paused("initial_sync"):
         return None
     if of.dag and not of.label:
         return _unpause(situation, of.dag) or _open(situation, of.dag)
-    if step := _repair(situation, item) or _run(situation, item):
+    if step := _run(situation, item, of):
         return step
-    if item.kind in _OVERDUE:
-        return _open_overdue(situation, _OVERDUE[item.kind])
-    if item.kind in ("failed_dag_run", "silent_run"):
-        return _open_run(situation, item)
+    if item.kind in _OVERDUE or item.kind in ("failed_dag_run", "silent_run"):
+        return _log(situation, item)
     return _lead(situation, item)
 
 
@@ -535,8 +534,8 @@ def _next_of_steps(
         return replace(step, state="running", word="running", how=how)
     if dag.run_state == "failed":
         how = f"read the log of its run, correct the cause, and run {dag_id} again"
-        address = airflow_url(situation.base, "dags", dag_id, "runs", dag.run_id or "")
-        log = NextStep(f"Read the log of {dag_id}", address, is_airflow=True)
+        log = _open(situation, dag.kind, dag.run_id)
+        log = replace(log, label=f"Read the log of {dag_id}")
         return replace(step, state="failed", word="failed", how=how, action=log)
     run = "" if dag.kind == "cdc" else f"run {dag_id}"
     how = " and ".join(filter(None, (f"unpause {dag_id}" if dag.is_paused else "", run)))
@@ -548,58 +547,40 @@ def _next_of_steps(
     return replace(step, how=f"{missing}{how}", action=action or _open(situation, dag.kind))
 
 
-def _repair(situation: Situation, item: Attention) -> NextStep | None:
-    is_written = item.waiting == "external_commit" and len(item.objects) == 1
-    if item.kind != "different" and not is_written:
-        return None
-    step = _start(situation, "reconcile", f"Repair {_tables_of(item)}")
-    if step is None or not step.address.endswith("/run"):
-        return step
-    one = item.objects if len(item.objects) == 1 else ()
-    return replace(step, address=url(situation.base, "p", situation.name, "repair", *one))
-
-
-def _run(situation: Situation, item: Attention) -> NextStep | None:
-    error = ERRORS.get(item.cause)
+def _run(situation: Situation, item: Attention, of: Advice) -> NextStep | None:
+    error, tables = ERRORS.get(item.cause), item.objects
     if item.kind == "failed_run" and error is not None and error.retryable:
         return _start(situation, "cdc", "Try again now")
     if item.kind == "failed_run" and item.cause == SchemaChanged.__name__:
-        late = next((one for one in situation.attention if one.kind == "behind"), None)
-        if late is None:
+        of, tables = ADVICE["failed_copy"], _objects_of(situation, "behind")
+        if not tables:
             return None
-        label = f"Copy {_tables_of(late)} again"
-        return _start(situation, "initial_sync", label, late.objects)
-    of = ADVICE.get(item.kind, Advice())
-    tables = item.objects if "{}" in of.label else ()
-    label = of.label.format(_tables_of(item))
-    return _start(situation, of.dag, label, tables) if of.dag else None
+    is_written = item.waiting == "external_commit" and len(tables) == 1
+    if item.kind == "different" or is_written:
+        one = tables if len(tables) == 1 else ()
+        return _start(situation, "reconcile", f"Repair {_tables_of(tables)}", (), "repair", *one)
+    label = of.label.format(_tables_of(tables))
+    return _start(situation, of.dag, label, tables if "{}" in of.label else ()) if of.dag else None
 
 
-def _tables_of(item: Attention) -> str:
-    tables = item.objects
+def _objects_of(situation: Situation, kind: str) -> tuple[str, ...]:
+    return next((item.objects for item in situation.attention if item.kind == kind), ())
+
+
+def _tables_of(tables: Sequence[str]) -> str:
     return tables[0] if len(tables) == 1 else counted(len(tables), "table")
 
 
-def _open_run(situation: Situation, item: Attention) -> NextStep | None:
-    run_id, verb = situation.schedule.failed, "consume"
-    if item.page[:1] == ("run",):
-        _, verb, run_id = item.page
-    dag_id = dag_of_verb(situation.name, verb)
-    return _log(situation, dag_id, run_id) if run_id is not None and dag_id is not None else None
-
-
-def _open_overdue(situation: Situation, kind: DagKind) -> NextStep | None:
-    if not situation.schedule.is_scheduler_alive(situation.at):
-        return None
-    runs = (state for state in situation.schedule.under_way if state.kind == kind)
-    run_id = next((state.run_id for state in runs), None)
-    dag_id = dag_id_of(situation.name, kind)
-    return _log(situation, dag_id, run_id) if run_id is not None else _open(situation, kind)
-
-
-def _log(situation: Situation, dag_id: str, run_id: str) -> NextStep:
-    address = airflow_url(situation.base, "dags", dag_id, "runs", run_id)
-    return NextStep("Read the log of the run", address, is_airflow=True)
+def _log(situation: Situation, item: Attention) -> NextStep | None:
+    kind, run_id = _OVERDUE.get(item.kind, "cdc"), situation.schedule.failed
+    if item.kind in _OVERDUE:
+        if not situation.schedule.is_scheduler_alive(situation.at):
+            return None
+        runs = (dag.run_id for dag in situation.schedule.under_way if dag.kind == kind)
+        run_id = next(runs, None)
+    elif item.page:
+        run_id = item.page[-1]
+    return _open(situation, kind, run_id)
 
 
 def _lead(situation: Situation, item: Attention) -> NextStep | None:
@@ -610,7 +591,7 @@ def _lead(situation: Situation, item: Attention) -> NextStep | None:
     label = "" if of.dag else of.label
     if item.waiting:
         kind = WAITING_KINDS[item.waiting]
-        label, anchor = kind.label.format(_tables_of(item)), kind.anchor
+        label, anchor = kind.label.format(_tables_of(item.objects)), kind.anchor
     if not page:
         return None
     label = label or ("Read the run" if page[0] == "run" else f"See {page[0]}")
@@ -618,10 +599,11 @@ def _lead(situation: Situation, item: Attention) -> NextStep | None:
     return NextStep(label, address + (f"#{anchor}" if anchor else ""))
 
 
-def _open(situation: Situation, kind: DagKind) -> NextStep:
+def _open(situation: Situation, kind: DagKind, run_id: str | None = None) -> NextStep:
     dag_id = dag_id_of(situation.name, kind)
-    address = airflow_url(situation.base, "dags", dag_id)
-    return NextStep(f"Open {dag_id} in Airflow", address, is_airflow=True)
+    label = "Read the log of the run" if run_id else f"Open {dag_id} in Airflow"
+    run = ("runs", run_id) if run_id else ()
+    return NextStep(label, airflow_url(situation.base, "dags", dag_id, *run), is_airflow=True)
 
 
 def _unpause(situation: Situation, kind: DagKind) -> NextStep | None:
@@ -633,7 +615,7 @@ def _unpause(situation: Situation, kind: DagKind) -> NextStep | None:
 
 
 def _start(
-    situation: Situation, kind: DagKind, label: str, tables: Sequence[str] = ()
+    situation: Situation, kind: DagKind, label: str, tables: Sequence[str] = (), *page: str
 ) -> NextStep | None:
     dag = situation.dag(kind)
     if dag is None or not dag.may_trigger or dag.is_under_way:
@@ -641,5 +623,6 @@ def _start(
     if dag.is_paused:
         return _unpause(situation, kind)
     query = {"table": tables} if tables else {}
-    address = url(situation.base, "p", situation.name, "dags", kind, "run", **query)
+    page = page or ("dags", kind, "run")
+    address = url(situation.base, "p", situation.name, *page, **query)
     return NextStep(label, address, is_form=True, needs_reason=kind == "resync")
