@@ -5,7 +5,7 @@ the one button of a person who is needed; and the steps of a pipeline that isn't
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import takewhile
@@ -119,24 +119,9 @@ class NextStep:
 
 
 @dataclass(frozen=True, slots=True)
-class SetupStep:
-    """A step before changes flow: its DAG, what that does, and its state as a class and a word.
-
-    The next step has ``how`` it is done, with a button or a ``command``; others have none.
-    """
-
-    dag_id: str
-    does: str
-    state: str
-    word: str
-    how: str = ""
-    action: NextStep | None = None
-    command: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Headline:
-    """The state of a pipeline in a sentence, with its cause and what to do.
+    """The state of a pipeline, or of a step of its setup, in a sentence, with its cause and what to
+    do.
 
     ``since`` is when the state began, or was first seen; ``is_older``: it began earlier than that.
     ``heals`` says what ends the state without a person, ``remedy`` what a person may do, if need be
@@ -178,17 +163,16 @@ def read_headline(
 
 
 def _of_steps(situation: Situation) -> Headline:
-    steps = list(setup_steps(situation))
-    number, step = next((n, step) for n, step in enumerate(steps, 1) if step.how)
-    verb = {"failed": "failed", "running": "is running"}.get(step.state, "is next")
-    text = f"Step {number} of {len(steps)} {verb}: {step.dag_id} {step.does}."
-    state = step.state if step.state in ("failed", "running") else "unknown"
-    return Headline(
-        state,
-        f"Not set up yet. {text}",
-        remedy=step.how,
-        command=step.command,
-        action=step.action,
+    steps = setup_steps(situation)
+    number, kind = next((n, kind) for n, kind in enumerate(steps, 1) if steps[kind].remedy)
+    step = steps[kind]
+    verb = {"failed": "failed", "running": "is running"}.get(step.state)
+    dag_id = dag_id_of(situation.name, kind)
+    return replace(
+        step,
+        state=step.state if verb else "unknown",
+        sentence=f"Not set up yet. Step {number} of {len(steps)} {verb or 'is next'}: {dag_id}"
+        f" {step.sentence}.",
         status="not set up",
     )
 
@@ -500,51 +484,54 @@ def is_lost(glance: Glance) -> bool:
     return glance.landing is not None and glance.landing.wal_status == "lost"
 
 
-def setup_steps(situation: Situation) -> Iterator[SetupStep]:
-    """Yields the steps of a pipeline that isn't set up: those done, the next one, later ones."""
+def setup_steps(situation: Situation) -> dict[DagKind, Headline]:
+    """Returns what each step of a pipeline that isn't set up does, by its DAG: those done, the next
+    one with its remedy, and later ones.
+    """
+    steps: dict[DagKind, Headline] = {}
     blocker = ""
     for kind, (does, verb) in _STEPS.items():
-        dag_id, dag = dag_id_of(situation.name, kind), situation.dag(kind)
-        is_run = dag is not None and dag.run_state == "success"
-        is_done = kind == "setup" and (situation.has_slot or is_run)
-        if is_done:
-            yield SetupStep(dag_id, does, "passed", "done")
+        dag = situation.dag(kind)
+        if kind == "setup" and (situation.has_slot or (dag and dag.run_state == "success")):
+            steps[kind] = Headline("passed", does, status="done")
         elif blocker:
-            yield SetupStep(dag_id, does, "unknown", f"after {blocker}")
+            steps[kind] = Headline("unknown", does, status=f"after {blocker}")
         else:
-            command = f"waldelta {verb} {situation.name}.yml"
-            yield _next_of_steps(situation, dag, SetupStep(dag_id, does, "next", "next"), command)
-        blocker = blocker or ("" if is_done else dag_id)
+            blocker, command = (
+                dag_id_of(situation.name, kind),
+                f"waldelta {verb} {situation.name}.yml",
+            )
+            steps[kind] = _next_of_steps(situation, dag, blocker, Headline("next", does), command)
+    return steps
 
 
 def _next_of_steps(
-    situation: Situation, dag: DagState | None, step: SetupStep, command: str
-) -> SetupStep:
-    dag_id, name = step.dag_id, situation.name
+    situation: Situation, dag: DagState | None, dag_id: str, step: Headline, command: str
+) -> Headline:
     if dag is None and any(state.dag_id == dag_id for state in situation.schedule.dags):
-        return replace(step, how=f"ask a user who may trigger {dag_id}")
+        return replace(step, remedy=f"ask a user who may trigger {dag_id}")
     if dag is None:
-        how = (
-            f"wait until Airflow has read {name}.yml and shows the DAG {dag_id}; the command does"
-            " the same without Airflow"
+        remedy = (
+            f"wait until Airflow has read {situation.name}.yml and shows the DAG {dag_id}; the"
+            " command does the same without Airflow"
         )
-        return replace(step, how=how, command=command)
+        return replace(step, remedy=remedy, command=command)
     if dag.is_under_way:
-        how = "nothing: the next step follows when its run ends"
-        return replace(step, state="running", word="running", how=how)
+        remedy = "nothing: the next step follows when its run ends"
+        return replace(step, state="running", remedy=remedy)
     if dag.run_state == "failed":
-        how = f"read the log of its run, correct the cause, and run {dag_id} again"
-        log = _open(situation, dag.kind, dag.run_id)
-        log = replace(log, label=f"Read the log of {dag_id}")
-        return replace(step, state="failed", word="failed", how=how, action=log)
+        remedy = f"read the log of its run, correct the cause, and run {dag_id} again"
+        log = replace(_open(situation, dag.kind, dag.run_id), label=f"Read the log of {dag_id}")
+        return replace(step, state="failed", status="failed", remedy=remedy, action=log)
     run = "" if dag.kind == "cdc" else f"run {dag_id}"
-    how = " and ".join(filter(None, (f"unpause {dag_id}" if dag.is_paused else "", run)))
+    remedy = " and ".join(filter(None, (f"unpause {dag_id}" if dag.is_paused else "", run)))
     if dag.is_paused:
         action = _unpause(situation, dag.kind)
     else:
         action = _start(situation, dag.kind, f"Run {dag_id}")
     missing = "" if action is not None else "ask a user who may trigger it: "
-    return replace(step, how=f"{missing}{how}", action=action or _open(situation, dag.kind))
+    action = action or _open(situation, dag.kind)
+    return replace(step, remedy=f"{missing}{remedy}", action=action)
 
 
 def _run(situation: Situation, item: Attention, of: Advice) -> NextStep | None:

@@ -179,7 +179,7 @@ def pipeline_page(request: PipelineDep, hours: int = 24, page: int = 1) -> str:
         "pipeline.html",
         situation=situation,
         headline=read_headline(situation, _failed_of_first(request.ledger, situation.attention)),
-        steps=() if glance.is_set_up else list(setup_steps(situation)),
+        steps={} if glance.is_set_up else setup_steps(situation),
         turn=Turning.of(page, glance.tables, _TABLES_PER_PAGE),
         forecast=forecast,
         consumers=list(filter(request.reader.may_read_dag, read_consumers(situation.name))),

@@ -445,8 +445,8 @@ STEPS = [
 
 @cases("dags, has_slot, words, how", STEPS)
 def test_the_steps_say_what_is_done_and_what_is_next(dags, has_slot, words, how):
-    steps = list(setup_steps(situation(glance=NEW, dags=dags, has_slot=has_slot)))
-    assert [step.word for step in steps] == words
+    steps = setup_steps(situation(glance=NEW, dags=dags, has_slot=has_slot))
+    assert [step.word for step in steps.values()] == words
     found = headline(glance=NEW, dags=dags, has_slot=has_slot)
     assert found.remedy.startswith(how)
     verb = {"running": "is running", "failed": "failed"}
