@@ -75,8 +75,11 @@ ADVICE = {
     ),
     "paused_maintenance": Advice("no", "maintenance"),
     "paused_reconcile": Advice("no", "reconcile"),
-    "slot": Advice(
-        "", "cdc", "Read the WAL now", "it read its WAL, and the server keeps it nevertheless"
+    "slot": Advice("yes, once runs have read it", "cdc", "Read the WAL now"),
+    "slot_lost": Advice("no: its WAL is gone", "resync", "Recreate the slot and repair the tables"),
+    "slot_read": Advice(
+        "yes, once that transaction ends",
+        joint="it read its WAL, and the server keeps it nevertheless",
     ),
     "unchecked": Advice("yes: the next run that changes the table checks it"),
     "unpublished": Advice("no", "setup", "Run setup"),
@@ -138,7 +141,6 @@ class Headline:
     command: str = ""
     joint: Markup | str = ""
     action: NextStep | None = None
-    is_of_slot: bool = False
     is_older: bool = False
     status: str = ""
 
@@ -189,11 +191,7 @@ def joint_of(situation: Situation) -> Markup | str:
     if first.kind == "failed_expectations" and (check := next(checks, None)) is not None:
         text = Markup("the check of the run {} found the rows")
         return text.format(run_name(check.run_id, at))
-    if first.kind == "slot" and not is_read(glance):
-        return ""
-    if first.waiting:
-        return WAITING_KINDS[first.waiting].joint
-    return ADVICE.get(first.kind, Advice()).joint
+    return _advice(first, glance).joint
 
 
 def _by_first(
@@ -237,7 +235,6 @@ def _by_first(
         _with_restart(heals, remedy),
         command,
         action=next_step(situation, first),
-        is_of_slot=first.kind == "slot",
         is_older=is_older,
     )
 
@@ -368,25 +365,27 @@ def heals_of(item: Attention, situation: Situation) -> str:
     """Returns whether a state ends without a person: "yes", "no", and why; empty if unknown."""
     if item.kind in _OVERDUE:
         return _overdue(situation, _OVERDUE[item.kind])[1]
-    text = _by_runs(item, situation.glance)
+    glance, text = situation.glance, _advice(item, situation.glance).heals
+    if item.kind in ("failed_run", "failed_dag_run"):
+        text = heals_of_error(item.cause, len(glance.alike))
+    if item.kind == "slot" and (item.page or not (is_lost(glance) or _is_measured(glance))):
+        return ""
     return unless_down(text, is_down=situation.is_scheduler_down)
+
+
+def _advice(item: Attention, glance: Glance) -> Advice:
+    if item.waiting:
+        waiting = WAITING_KINDS[item.waiting]
+        return Advice(waiting.heals, None, waiting.label, waiting.joint)
+    kind = item.kind
+    if kind == "slot" and (is_lost(glance) or is_read(glance)):
+        kind = "slot_lost" if is_lost(glance) else "slot_read"
+    return ADVICE.get(kind, Advice())
 
 
 def unless_down(text: str, *, is_down: bool) -> str:
     """Returns what ends a state without a person; without a scheduler no run starts that does."""
     return _NO_SCHEDULER if is_down and text.startswith(("yes", "only")) else text
-
-
-def _by_runs(item: Attention, glance: Glance) -> str:
-    if item.kind == "slot" and not item.page:
-        ends = "once that transaction ends" if is_read(glance) else "once runs have read it"
-        text = f"yes, {ends}" if _is_measured(glance) else ""
-        return "no: its WAL is gone" if is_lost(glance) else text
-    if item.waiting:
-        return WAITING_KINDS[item.waiting].heals
-    if item.kind not in ("failed_run", "failed_dag_run"):
-        return ADVICE.get(item.kind, Advice()).heals
-    return heals_of_error(item.cause, len(glance.alike))
 
 
 def heals_of_error(kind: str, times: int = 1) -> str:
@@ -457,12 +456,9 @@ def next_step(situation: Situation, item: Attention) -> NextStep | None:
 
     None where the step is outside of Airflow.
     """
-    of = ADVICE.get(item.kind, Advice())
-    if item.kind == "slot" and is_lost(situation.glance):
-        of = ADVICE["data_gap"]
-    elif item.kind == "slot" and is_read(situation.glance):
-        return None
-    if item.kind == "needs_copy" and not situation.is_paused("initial_sync"):
+    of = _advice(item, situation.glance)
+    is_automatic = item.kind == "needs_copy" and not situation.is_paused("initial_sync")
+    if is_automatic or of is ADVICE["slot_read"]:
         return None
     if of.dag and not of.label:
         return _unpause(situation, of.dag) or _open(situation, of.dag)
@@ -470,7 +466,7 @@ def next_step(situation: Situation, item: Attention) -> NextStep | None:
         return step
     if item.kind in _OVERDUE or item.kind in ("failed_dag_run", "silent_run"):
         return _log(situation, item)
-    return _lead(situation, item)
+    return _lead(situation, item, of)
 
 
 def is_read(glance: Glance) -> bool:
@@ -570,17 +566,14 @@ def _log(situation: Situation, item: Attention) -> NextStep | None:
     return _open(situation, kind, run_id)
 
 
-def _lead(situation: Situation, item: Attention) -> NextStep | None:
-    page, anchor = item.page, item.anchor
+def _lead(situation: Situation, item: Attention, of: Advice) -> NextStep | None:
+    page = item.page
+    anchor = WAITING_KINDS[item.waiting].anchor if item.waiting else item.anchor
     if item.kind.endswith("_expectations") and len(item.objects) == 1:
         page, anchor = ("table", *item.objects), "failed"
-    of = ADVICE.get(item.kind, Advice())
-    label = "" if of.dag else of.label
-    if item.waiting:
-        kind = WAITING_KINDS[item.waiting]
-        label, anchor = kind.label.format(_tables_of(item.objects)), kind.anchor
     if not page:
         return None
+    label = "" if of.dag else of.label.format(_tables_of(item.objects))
     label = label or ("Read the run" if page[0] == "run" else f"See {page[0]}")
     address = url(situation.base, "p", situation.name, *page)
     return NextStep(label, address + (f"#{anchor}" if anchor else ""))
