@@ -374,12 +374,15 @@ def read_schedules(pipelines: Collection[PipelineFile]) -> dict[str, Schedule]:
         lacks, states = describe_missing(pools, connections), read_dags(session, names)
         heartbeats = select(func.max(Job.latest_heartbeat)).where(Job.job_type == "SchedulerJob")
         scheduler_at = session.scalar(heartbeats)
+        # Idle checks of a standby don't count: it may have lagged behind.
+        standbys = {one.pipeline for one in pipelines if one.source.read_from is not None}
         return {
             name: replace(
                 schedule,
                 dags=states[name],
                 lacks=tuple(lacks.get(name, ())),
                 scheduler_at=scheduler_at,
+                idle_checked_at=None if name in standbys else schedule.idle_checked_at,
             )
             for name, schedule in schedules.items()
         }

@@ -212,7 +212,6 @@ def _card(
         return Card(name, problem=f"its lake can't be read from here: {reason(err, pipeline)}")
     if kept.glance is None:
         return Card(name, is_current=False)
-    schedule = pages.with_own_idle_checks(pipeline, schedule)
     glance = after_idle_check(kept.glance, schedule.idle_checked_at)
     attention = pages.attention_of(pipeline, glance, schedule, at)
     situation = Situation(base, pipeline, glance, schedule, (), at, attention)

@@ -140,12 +140,6 @@ _ROWS_SHOWN = 100
 _HISTORY_SHOWN = timedelta(days=30)
 
 
-def with_own_idle_checks(pipeline: PipelineFile, schedule: Schedule) -> Schedule:
-    """Returns a schedule without idle checks of a standby, which may have lagged behind."""
-    is_of_standby = pipeline.source.read_from is not None
-    return replace(schedule, idle_checked_at=None) if is_of_standby else schedule
-
-
 def attention_of(
     pipeline: PipelineFile,
     glance: Glance,
@@ -204,7 +198,7 @@ def read_situation(
 ) -> Situation:
     """Returns a pipeline now, or one table of it, with its runs and lag of the last hours."""
     at, pipeline, ledger = now(), request.pipeline, request.ledger
-    schedule = with_own_idle_checks(pipeline, read_schedule(pipeline))
+    schedule = read_schedule(pipeline)
     airflow = AirflowRuns(schedule.idle_checked_at, schedule.active)
     glance = read_glance(pipeline, ledger, at, hours, airflow, table=table)
     attention = attention_of(pipeline, glance, schedule, at, table)
@@ -490,44 +484,45 @@ def _by_column(
 @routes.get("/docs/")
 def reports_page(request: PageRequestDep, page: int = 1, *, failed: bool = False) -> str:
     """Returns the page of runs with Data Docs of all pipelines, newest first."""
-    return _reports_page(request.base, request.pipelines(), page, only_failed=failed)
+    pipelines = request.pipelines().values()
+    files = [pipeline for pipeline in pipelines if isinstance(pipeline, PipelineFile)]
+    with ThreadPoolExecutor(OVERVIEW_AT_ONCE) as pool:
+        reports = zip(files, pool.map(_reports_or_reason, files), strict=True)
+        answers = {file.pipeline: answer for file, answer in reports}
+    return _reports_page(request.base, answers, page, only_failed=failed)
 
 
 @routes.get("/docs/{name}/")
 @routes.get("/docs/{name}/index.html")
 def pipeline_reports_page(request: PipelineDep, page: int = 1, *, failed: bool = False) -> str:
     """Returns that page of one pipeline, by table too; raises the errors of its lake's store."""
-    files = {request.pipeline.pipeline: request.pipeline}
-    return _reports_page(request.base, files, page, only_failed=failed, is_of_one=True)
+    name = request.pipeline.pipeline
+    answers = {name: read_reports(request.pipeline)}
+    return _reports_page(request.base, answers, page, only_failed=failed, name=name)
 
 
 def _reports_page(
     base: str,
-    pipelines: Mapping[str, PipelineFile | str],
+    answers: Mapping[str, list[CheckedRun] | str],
     number: int,
     *,
     only_failed: bool,
-    is_of_one: bool = False,
+    **name: Any,
 ) -> str:
-    files = {name: file for name, file in pipelines.items() if isinstance(file, PipelineFile)}
-    read = read_reports if is_of_one else _reports_or_reason
-    with ThreadPoolExecutor(OVERVIEW_AT_ONCE) as pool:
-        answers = dict(zip(files, pool.map(read, files.values()), strict=True))
-    unread = {name: answer for name, answer in answers.items() if isinstance(answer, str)}
-    runs = {name: answer for name, answer in answers.items() if not isinstance(answer, str)}
+    """Returns the page of these pipelines' reports, or of why they weren't read; one of a pipeline
+    has its ``name``.
+    """
+    runs = {of: answer for of, answer in answers.items() if not isinstance(answer, str)}
     checked = sorted(chain.from_iterable(runs.values()), key=lambda run: run.at, reverse=True)
     listed = [run for run in checked if run.verdict == "failed"] if only_failed else checked
     turn, link = Turning.of(number, listed, _REPORTS_PER_PAGE), partial(_report_url, base)
-    name: dict[str, Any] = {"name": next(iter(files))} if is_of_one else {}
     return render(
         "reports.html",
         base,
-        here="reports" if is_of_one else "docs",
-        has_pipelines=bool(files),
-        unread=unread,
-        names=() if is_of_one else [name for name, of_it in runs.items() if of_it],
-        without=[name for name, of_it in runs.items() if not of_it],
-        tables=table_index(checked, link) if is_of_one and checked else "",
+        here="reports" if name else "docs",
+        answers=answers,
+        runs=runs,
+        tables=table_index(checked, link) if name and checked else "",
         table=parts.run_table(turn.rows, link) if turn.rows else "",
         turn=turn,
         only_failed=only_failed,
@@ -567,14 +562,6 @@ class Turning:
         return cls(number, last, len(rows), rows[(number - 1) * per_page : number * per_page])
 
 
-def served_report(pipeline: PipelineFile, path: str) -> bytes | None:
-    """Returns the page of a report that is listed for this pipeline; None for anything else.
-
-    Raises the errors of the store that the lake is in.
-    """
-    return DocsStore(pipeline, pipeline_lake(pipeline)).read_page(path)
-
-
 def read_reports(pipeline: PipelineFile, run_id: str | None = None) -> list[CheckedRun]:
     """Returns the runs with reports, newest first, or only those with this id.
 
@@ -587,8 +574,5 @@ def read_reports(pipeline: PipelineFile, run_id: str | None = None) -> list[Chec
 
 def reports_of(pipeline: PipelineFile, run_id: str) -> dict[str, ReportEntry]:
     """Returns a run's latest report of each table; for a retried check its last result."""
-    reports: dict[str, ReportEntry] = {}
-    for run in read_reports(pipeline, run_id):
-        for entry in run.entries:
-            reports.setdefault(entry.table, entry)
-    return reports
+    entries = [entry for run in read_reports(pipeline, run_id) for entry in run.entries]
+    return {entry.table: entry for entry in reversed(entries)}

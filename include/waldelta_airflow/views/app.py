@@ -17,12 +17,12 @@ from waldelta.config import DagKind, dag_id_of
 from waldelta.lake.ledger import now
 from waldelta.monitoring.reconciliation_status import read_compared
 from waldelta.monitoring.table_list import replicated_tables
+from waldelta.stages.check.reports.docs_store import DocsStore
 from waldelta_airflow.views import _overview, _pages, _waiting
 from waldelta_airflow.views._access import (
     PageRequest,
     PageRequestDep,
     PipelineDep,
-    lake_errors,
     pipeline_request,
 )
 from waldelta_airflow.views._installed_pipelines import (
@@ -157,15 +157,13 @@ def unpause_dag(
 
 
 @_routes.get("/docs/{name}/{path:path}")
-def report(page_request: PageRequestDep, name: str, path: str) -> Response:
-    """Returns a report."""
-    pipeline = page_request.find_pipeline(name)
-    page_request.check_values(pipeline)
-    with lake_errors(pipeline):
-        served = _pages.served_report(pipeline, path)
-    if served is None:
+def report(request: PipelineDep, path: str) -> Response:
+    """Returns the page of a report that is listed for a pipeline."""
+    request.check_values(request.pipeline)
+    page = DocsStore(request.pipeline, request.ledger.lake).read_page(path)
+    if page is None:
         raise HTTPException(404, "There is no such report.")
-    return HTMLResponse(served, headers=REPORT_HEADERS)
+    return HTMLResponse(page, headers=REPORT_HEADERS)
 
 
 @_routes.get("/dag/{dag_id}")

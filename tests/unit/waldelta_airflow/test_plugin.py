@@ -7,9 +7,11 @@ import pytest
 
 from tests.support.bookkeeping import add_reports
 from waldelta.config import load_pipeline_file
+from waldelta.lake import Lake
+from waldelta.stages.check.reports.docs_store import DocsStore
 from waldelta.stages.check.reports.page import ReportEntry
 from waldelta_airflow.plugin import DeferredApp
-from waldelta_airflow.views._pages import reports_of, served_report
+from waldelta_airflow.views._pages import reports_of
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -153,9 +155,10 @@ def test_nothing_else_is_served(client, docs, listed, tmp_path, pipelines):
     assert [path for path in paths if client.get(f"/docs/{path}").status_code != 404] == []
     # Joining an absolute path would replace the folder.
     shop, page = load_pipeline_file(pipelines / "shop.yml"), f"{run}/public.orders.html"
-    assert served_report(shop, page) is not None
+    store = DocsStore(shop, Lake(shop.target.root))
+    assert store.read_page(page) is not None
     for path in (docs / page, tmp_path / "secret.html"):
-        assert served_report(shop, str(path)) is None
+        assert store.read_page(str(path)) is None
 
 
 def test_of_a_shared_folder_each_pipeline_shows_its_own_reports(client, docs, pipelines):
