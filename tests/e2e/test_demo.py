@@ -85,7 +85,7 @@ def test_the_engineers_own_expectations_were_checked(demo, outcome):
 def test_the_first_page_has_nothing_to_attend_to(demo, outcome):
     """The targets were compared by a run, and maintenance has run and goes on each night."""
     pipeline = demo.pipeline
-    glance = read_glance(pipeline, Ledger(Lake(pipeline.target.root)), datetime.now(UTC), 24)
+    glance = read_glance(pipeline, Ledger(Lake(pipeline.target.root)), datetime.now(UTC))
     assert glance.attention == ()
     assert len(glance.compared.equal) == len(outcome.differences)
     with demo.stack.client() as airflow:

@@ -24,9 +24,8 @@ from waldelta.lake.ledger import (
     TableState,
 )
 from waldelta.monitoring.overview import (
+    OVERVIEW,
     OVERVIEW_AT_ONCE,
-    OVERVIEW_HOURS,
-    OVERVIEW_REACH,
     AirflowRuns,
     Glance,
     read_glance,
@@ -103,7 +102,7 @@ class GlanceCache:
         active: Mapping[str, frozenset[str]],
         at: datetime,
     ) -> dict[str, KeptGlance]:
-        """Returns the pipelines over the last OVERVIEW_HOURS, by name.
+        """Returns the pipelines in the scope OVERVIEW, by name.
 
         ``active`` are the ids of each one's unfinished runs. Idle checks aren't taken into account:
         see after_idle_check().
@@ -171,8 +170,7 @@ class GlanceCache:
                     return
             # They are read first: what is written in the meantime is read the next time.
             versions = ledger.versions(_KINDS)
-            runs = AirflowRuns(active=active)
-            glance = read_glance(pipeline, ledger, at, OVERVIEW_HOURS, runs, OVERVIEW_REACH)
+            glance = read_glance(pipeline, ledger, at, OVERVIEW, AirflowRuns(active=active))
             kept = KeptGlance(glance, columns=read_column_names(ledger))
         except Exception as err:  # An error of one lake must not hide the others.
             kept = KeptGlance(error=err)

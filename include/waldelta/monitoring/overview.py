@@ -69,10 +69,6 @@ from waldelta.slot import open_gaps
 
 # Searched beyond the window shown: the latest run, and a table's latest change, may be days ago.
 REACH = timedelta(days=7)
-# The overview of all pipelines and the alerts show OVERVIEW_HOURS. They search OVERVIEW_REACH back,
-# which is less than REACH and enough for a daily pipeline.
-OVERVIEW_HOURS = 24
-OVERVIEW_REACH = timedelta(days=2)
 # How many of the last runs a page shows as bars.
 _RECENT = 50
 # They read this many pipelines at once, because object stores are slow.
@@ -159,21 +155,34 @@ class AirflowRuns:
     active: frozenset[str] = frozenset()
 
 
-def read_glance(  # noqa: PLR0913 - a pipeline, when, and how far back or of which table
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What a glance covers: the window of the last ``hours``, the latest run and tables' latest
+    changes searched back to ``reach``.
+
+    For one ``table`` it has no other tables, no rows of the window, and no failures of maintenance.
+    """
+
+    hours: int = 24
+    reach: timedelta = REACH
+    table: str | None = None
+
+
+LAST_DAY = Scope()
+# What the overview of all pipelines and the alerts show: it is enough for a daily pipeline.
+OVERVIEW = Scope(reach=timedelta(days=2))
+
+
+def read_glance(
     pipeline: PipelineFile,
     ledger: Ledger,
     now: datetime,
-    hours: int,
+    scope: Scope = LAST_DAY,
     airflow: AirflowRuns = AirflowRuns(),
-    reach: timedelta = REACH,
-    *,
-    table: str | None = None,
 ) -> Glance:
-    """Returns a pipeline over the last ``hours``, with the latest run and tables' latest changes
-    searched back to ``reach``; raises the store's errors.
-    For one ``table`` it has no other tables, no rows of the window, and no failures of maintenance.
-    """
-    idle_checked_at, since = airflow.idle_checked_at, now - timedelta(hours=hours)
+    """Returns a pipeline by its ledger; raises the store's errors."""
+    table, reach = scope.table, scope.reach
+    idle_checked_at, since = airflow.idle_checked_at, now - timedelta(hours=scope.hours)
     history = scan_runs(ledger, start := min(since, now - reach))
     runs, states = _lines(ledger, history, since), latest_states(ledger)
     landing = [run for run in runs if run.verb in LANDING]

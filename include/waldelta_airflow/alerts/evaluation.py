@@ -29,9 +29,8 @@ from waldelta.lake.ledger import Ledger
 from waldelta.monitoring.attention import KINDS, Attention, shortened, worst_first
 from waldelta.monitoring.check_results import read_failed
 from waldelta.monitoring.overview import (
+    OVERVIEW,
     OVERVIEW_AT_ONCE,
-    OVERVIEW_HOURS,
-    OVERVIEW_REACH,
     AirflowRuns,
     Glance,
     read_glance,
@@ -105,7 +104,7 @@ def _evaluate(
     try:
         lake = connections.pipeline_lake(pipeline)
         ledger = Ledger(lake)
-        glance = read_glance(pipeline, ledger, at, OVERVIEW_HOURS, airflow, OVERVIEW_REACH)
+        glance = read_glance(pipeline, ledger, at, OVERVIEW, airflow)
     except Exception as err:
         log.error("pipeline %s can't be evaluated: %s", name, stack_without_values(err))
         lacking = Attention(

@@ -47,11 +47,12 @@ from waldelta.monitoring.check_results import (
 )
 from waldelta.monitoring.decisions import read_decided, read_reasons
 from waldelta.monitoring.overview import (
+    LAST_DAY,
     OVERVIEW_AT_ONCE,
-    OVERVIEW_HOURS,
     REACH,
     AirflowRuns,
     Glance,
+    Scope,
     read_glance,
 )
 from waldelta.monitoring.run_details import (
@@ -126,7 +127,7 @@ from waldelta_airflow.views._situation import Situation
 
 routes = APIRouter()
 
-HOURS = (OVERVIEW_HOURS, 168)
+HOURS = (24, 168)
 # Used in addresses where only the run's id is known.
 ANY_VERB = "any"
 _RUNS_PER_PAGE = 50
@@ -165,7 +166,7 @@ def pipeline_page(request: PipelineDep, hours: int = 24, page: int = 1) -> str:
     with the reader's permissions.
     """
     hours = hours if hours in HOURS else HOURS[0]
-    situation = read_situation(request, hours)
+    situation = read_situation(request, Scope(hours))
     at, glance, schedule = situation.at, situation.glance, situation.schedule
     forecast = slot_forecast(request.pipeline, request.ledger, glance)
     until = at if situation.is_late else None
@@ -193,15 +194,13 @@ def read_schedule(pipeline: PipelineFile) -> Schedule:
     return read_schedules([pipeline]).get(pipeline.pipeline, Schedule())
 
 
-def read_situation(
-    request: PipelineRequest, hours: int = OVERVIEW_HOURS, table: str | None = None
-) -> Situation:
-    """Returns a pipeline now, or one table of it, with its runs and lag of the last hours."""
+def read_situation(request: PipelineRequest, scope: Scope = LAST_DAY) -> Situation:
+    """Returns a pipeline now, or one table of it."""
     at, pipeline, ledger = now(), request.pipeline, request.ledger
     schedule = read_schedule(pipeline)
     airflow = AirflowRuns(schedule.idle_checked_at, schedule.active)
-    glance = read_glance(pipeline, ledger, at, hours, airflow, table=table)
-    attention = attention_of(pipeline, glance, schedule, at, table)
+    glance = read_glance(pipeline, ledger, at, scope, airflow)
+    attention = attention_of(pipeline, glance, schedule, at, scope.table)
     is_of_rows = bool(attention) and attention[0].waiting == "rows"
     return Situation(
         request.base,
@@ -393,7 +392,7 @@ def table_page(request: PipelineDep, table: str) -> HTMLResponse:
     what happened to it.
     """
     pipeline, ledger = request.pipeline, request.ledger
-    situation = read_situation(request, table=table)
+    situation = read_situation(request, Scope(table=table))
     at, glance, states = situation.at, situation.glance, ledger.table_rows(table)
     heat = expectations_map(ledger, table, at, _HEAT_MAP_RUNS)
     details = read_table_details(ledger, table, states)

@@ -159,9 +159,7 @@ def test_a_table_stops_and_goes_on(gated, database):
     (second,) = made.stopped()
     assert (second.waiting, second.since) == (3, first.since)
     root = Ledger(made.job.lake)
-    told = {
-        item.text: item.page for item in read_glance(made.job.pipeline, root, now(), 24).attention
-    }
+    told = {item.text: item.page for item in read_glance(made.job.pipeline, root, now()).attention}
     assert told[
         "public.t: stopped by a gate (expect_column_values_to_be_between on v), 3 changes wait"
     ] == ("waiting",)

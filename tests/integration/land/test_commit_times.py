@@ -81,7 +81,7 @@ def test_any_commit_time_is_right(runner, database, lake):
         assert shown(job, "t") == dict(enumerate(TIMES.values()))
         assert {row["_wd_valid_to"] for row in rows(job, "h")} == {LATEST}
         assert not check_idle(job).has_work
-        glance = read_glance(job.pipeline, Ledger(Lake(lake)), datetime.now(UTC), 24)
+        glance = read_glance(job.pipeline, Ledger(Lake(lake)), datetime.now(UTC))
         assert {line.table_name for line in glance.tables if line.changed is not None} == set(
             tables
         )

@@ -122,7 +122,7 @@ def test_a_row_filter_that_raises(runner, any_database, lake):
         text,
         stuck,
     )
-    glance = read_glance(job.pipeline, Ledger(Lake(lake)), datetime.now(UTC), 24)
+    glance = read_glance(job.pipeline, Ledger(Lake(lake)), datetime.now(UTC))
     assert "can't be decoded past a transaction" in glance.attention[0].text
     assert {line.table_name: line.status for line in glance.tables} == {
         "public.f": "behind",

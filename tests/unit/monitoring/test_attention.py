@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -34,7 +33,7 @@ from waldelta.lake.ledger import (
 from waldelta.lake.ledger.check_records import Reconciliations
 from waldelta.monitoring.attention import concerning
 from waldelta.monitoring.decisions import Waiting, WaitingItem, read_commits, read_decided
-from waldelta.monitoring.overview import AirflowRuns, read_glance
+from waldelta.monitoring.overview import LAST_DAY, OVERVIEW, AirflowRuns, read_glance
 from waldelta.monitoring.reconciliation_status import read_compared
 from waldelta.pipeline.targets.quarantined_rows import STOP
 
@@ -44,12 +43,12 @@ def book(lake):
     return Ledger(Lake(lake))
 
 
-def glance(book, at, *airflow, **more):
+def glance(book, at, *airflow, scope=LAST_DAY):
     """What is known at that minute, of the last day; a glance at one table knows the same of it."""
-    read = partial(read_glance, pipeline(book.lake.root), book, minutes(at), 24, *airflow, **more)
-    whole = read()
+    of = (pipeline(book.lake.root), book, minutes(at))
+    whole = read_glance(*of, scope, *airflow)
     for line in whole.tables:
-        of_table = read(table=line.table_name)
+        of_table = read_glance(*of, replace(scope, table=line.table_name), *airflow)
         assert (of_table.tables, of_table.waiting) == ((line,), whole.waiting)
         items = (concerning(line.table_name, seen.attention) for seen in (of_table, whole))
         assert next(items) == next(items)
@@ -144,7 +143,7 @@ def test_what_only_warns_is_told_behind_what_fails(book):
     for at, name, status in found:
         row = Reconciliation(minutes(at), f"{status} at {at}", f"public.{name}", status)
         Reconciliations(book.lake).add([row])
-    seen = glance(book, 5, reach=timedelta(days=2))
+    seen = glance(book, 5, scope=OVERVIEW)
     assert [(item.severity, item.text, item.page) for item in seen.attention] == [
         ("failed",
          ("public.a: different from the source; the latest attempt couldn't compare them again"),
@@ -351,7 +350,7 @@ def test_what_was_found_holds_while_nothing_changes(book):
         )
     )
     book.append(replace(run("night", minutes(5000)), verb="maintain"))
-    seen = glance(book, 5005, reach=timedelta(days=2))
+    seen = glance(book, 5005, scope=OVERVIEW)
     assert (seen.latest.run_id, len(seen.attention)) == ("r", 1)
 
 
@@ -443,7 +442,7 @@ def test_changes_that_nobody_checked_are_told(book, since, told):
     append_by_kind(book, events)
 
     def unchecked(of):
-        found = read_glance(of, book, minutes(100), 24).attention
+        found = read_glance(of, book, minutes(100)).attention
         return [
             (item.severity, item.text, item.page) for item in found if "not checked" in item.text
         ]
@@ -557,7 +556,7 @@ def test_results_that_nothing_renews_are_not_shown(book, judged, last, verdict):
     shop = pipeline(book.lake.root)
     off = shop.quality.model_copy(update={"enabled": False})
     shop = shop.model_copy(update={"quality": off})
-    (line,) = read_glance(shop, book, minutes(100), 24).tables
+    (line,) = read_glance(shop, book, minutes(100)).tables
     assert (line.check and line.check.verdict) == verdict
 
 

@@ -57,7 +57,7 @@ def book(lake):
 
 def test_a_lake_that_isnt_there_is_empty(book):
     """Before setup there is nothing to show, and nothing fails."""
-    glance = read_glance(pipeline(book.lake.root), book, NOON, 24)
+    glance = read_glance(pipeline(book.lake.root), book, NOON)
     assert not glance.is_set_up
     assert (glance.upto, glance.latest, glance.tables, glance.attention) == (None, None, (), ())
     assert read_run(book, "consume", "r") is None

@@ -38,7 +38,7 @@ def test_a_slot_is_healthy_only_while_that_is_known(lake, rows, at, idle, failed
     """While PostgreSQL is down, nobody knows."""
     book = Ledger(Lake(lake))
     append_by_kind(book, rows)
-    glance = read_glance(pipeline(lake), book, minutes(at), 24)
+    glance = read_glance(pipeline(lake), book, minutes(at))
     found = last_slot(glance, minutes(at), None if idle is None else minutes(idle), failed)
     read_at = None if expected[-1] is None else minutes(expected[-1])
     assert (found.mark, found.word, found.was, found.at) == (*expected[:3], read_at)
@@ -50,5 +50,5 @@ def test_a_gap_is_shown_without_what_the_slot_kept_before(lake):
     book.append(
         Gap(minutes(3), "r", "open", "s", "1", 1, "0/1", 16, 32, "SlotLost", "lost", "run resync")
     )
-    found = last_slot(read_glance(pipeline(lake), book, minutes(5), 24), minutes(5), None, None)
+    found = last_slot(read_glance(pipeline(lake), book, minutes(5)), minutes(5), None, None)
     assert (found.mark, found.word, found.retained_bytes) == ("failed", "SlotLost", None)

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from datetime import timedelta
 
 import pytest
 
@@ -10,7 +9,7 @@ from tests.support.bookkeeping import minutes, pipeline, result, run
 from waldelta.errors import ConfigError, StateError
 from waldelta.lake import Lake
 from waldelta.lake.ledger import Ledger, SlotMove, TableState
-from waldelta.monitoring.overview import read_glance
+from waldelta.monitoring.overview import OVERVIEW, read_glance
 from waldelta.monitoring.stopped_tables import (
     check_stopped,
     read_failures,
@@ -45,7 +44,7 @@ def stopped(book):
 
 
 def told(book):
-    glance = read_glance(pipeline(book.lake.root), book, minutes(120), 24, reach=timedelta(days=2))
+    glance = read_glance(pipeline(book.lake.root), book, minutes(120), OVERVIEW)
     return [item.text for item in glance.attention]
 
 
