@@ -43,7 +43,7 @@ from waldelta.monitoring.decisions import Waiting, read_waiting
 from waldelta.monitoring.reconciliation_status import Compared, of_compared, read_compared
 from waldelta.monitoring.run_history import (
     LANDING,
-    LagPoint,
+    Point,
     Results,
     RunLine,
     complete_upto,
@@ -106,7 +106,7 @@ class Glance:
     upto: datetime | None
     runs: tuple[RunLine, ...]
     latest: RunLine | None
-    lag: tuple[LagPoint, ...]
+    lag: tuple[Point, ...]
     operations: RowCounts
     copied: int
     changed_tables: int

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache, partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +14,6 @@ import pyarrow.compute as pc
 
 from waldelta.config.parse_text import parse_json
 from waldelta.lake.ledger import Ledger, Run, now, of_run
-from waldelta.pipeline.lag import Lag
 
 # The verbs that bring changes into the lake.
 LANDING = ("consume",)
@@ -62,32 +61,14 @@ class RunLine(Run):
         return self.as_of is not None or self.end_lsn is not None
 
 
-@dataclass(frozen=True, slots=True)
-class LagPoint:
-    """The lake's lag right before a run's changes became readable: the worst that its readers saw.
-
-    Its bytes are the WAL that the slot had before the run.
-    """
+class Point(NamedTuple):
+    """A value of a run, and how the run ended."""
 
     at: datetime
-    run_id: str
-    status: str
-    lag: Lag
-
-
-class OfRun(Protocol):
-    """A value of a run: when it ended, and how."""
-
-    @property
-    def at(self) -> datetime:
-        """When the run ended."""
-
-    @property
-    def status(self) -> str:
-        """How it ended."""
-
-
-P = TypeVar("P", bound=OfRun)
+    value: float
+    status: str = ""
+    run_id: str = ""
+    verb: str = "consume"
 
 
 def read_runs(
@@ -184,10 +165,12 @@ def complete_upto(
     return max(filter(None, times), default=None)
 
 
-def lag_points(runs: pa.Table, since: datetime | None = None) -> list[LagPoint]:
-    """Returns the lake's lag run by run since then, oldest first, of the runs of scan_runs().
+def lag_points(runs: pa.Table, since: datetime | None = None) -> list[Point]:
+    """Returns the lake's lag in seconds right before the changes of each run since then became
+    readable: the worst that its readers saw. Runs without a known lag are left out.
 
-    Of very many it returns those that thin_out() chooses for a chart.
+    ``runs`` are those of scan_runs(); the points are oldest first. Of very many it returns those
+    that thin_out() chooses for a chart.
     """
     rows = runs.filter(pc.field("verb").isin(LANDING))
     rows = rows.take(np.arange(rows.num_rows)[::-1])
@@ -201,29 +184,20 @@ def lag_points(runs: pa.Table, since: datetime | None = None) -> list[LagPoint]:
     rows, values = rows.slice(first), values[first:]
     failed = pc.equal(rows["status"], "failed").to_numpy()
     numbers = _thin(np.nan_to_num(values), failed, MOST_POINTS)
-    names = ("at", "run_id", "status", "lag_before_bytes")
-    points = rows.take(pa.array(numbers, pa.int64())).select(names).to_pylist()
+    points = rows.take(pa.array(numbers, pa.int64())).select(("at", "status", "run_id")).to_pylist()
     return [
-        LagPoint(
-            row["at"],
-            row["run_id"],
-            row["status"],
-            Lag(None if np.isnan(age) else float(age), row["lag_before_bytes"]),
-        )
+        Point(row["at"], float(age), row["status"], row["run_id"])
         for row, age in zip(points, values[numbers], strict=True)
+        if not np.isnan(age)
     ]
 
 
-def thin_out(
-    points: Sequence[P],
-    most: int,
-    value: Callable[[P], float | None],
-) -> list[P]:
+def thin_out(points: Sequence[Point], most: int) -> list[Point]:
     """Returns at most this many points: of neighbours the highest value, and a failed one.
 
     No peak is lost.
     """
-    values = np.array([value(point) or 0 for point in points], float)
+    values = np.array([point.value for point in points], float)
     failed = np.array([point.status == "failed" for point in points], bool)
     return [points[n] for n in _thin(values, failed, most)]
 

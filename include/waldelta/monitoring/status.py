@@ -22,7 +22,7 @@ from waldelta.monitoring.decisions import read_waiting
 from waldelta.monitoring.overview import Glance, recorded_drift
 from waldelta.monitoring.run_history import LANDING, RunLine, read_result
 from waldelta.monitoring.stopped_tables import read_failures
-from waldelta.monitoring.table_list import copied_rows, read_content
+from waldelta.monitoring.table_list import copied_rows, limits_of
 from waldelta.pipeline import Job
 from waldelta.pipeline.targets import (
     TableLifecycle,
@@ -203,9 +203,7 @@ def _target(lifecycle: TableLifecycle, quarantined: int, discarded: int) -> dict
         "copy_skipped": state is not None and bool(state.copy_skipped),
         "generation": state.generation if state is not None else 0,
         "reason": lifecycle.why or (state.reason if state is not None else None),
-        "limits": (
-            list(read_content(state, quarantined, discarded).limits) if state is not None else []
-        ),
+        "limits": (list(limits_of(state, quarantined, discarded)) if state is not None else []),
         "quarantined": quarantined,
         "drift": recorded_drift(state) if state is not None else [],
     }

@@ -60,13 +60,13 @@ _UNFINISHED = {
 
 
 @dataclass(frozen=True, slots=True)
-class WindowChanges:
-    """The changes of a window's runs to a table.
+class TableChanges:
+    """The changes of one run, or of a window's runs, to a table.
 
-    ``at`` is when the latest change was committed on the source, or else recorded. ``verb`` and
-    ``run_id`` name the latest of these runs. ``operations.truncated`` counts the runs that
-    truncated the table. ``version``, of the copy ``generation``, is the last with rows written by
-    one of them; None if there is none.
+    ``at`` is when the run recorded them; of a window, when the latest change was committed on the
+    source, or else recorded. ``verb`` and ``run_id`` name the latest run. ``operations.truncated``
+    counts the runs that truncated the table. ``version``, of the copy ``generation``, is the last
+    with rows written by a window's runs; None if there is none.
     """
 
     at: datetime
@@ -90,7 +90,7 @@ class TableLine:
     reason: str | None
     generation: int
     complete_upto: datetime | None
-    changed: WindowChanges | None = None
+    changed: TableChanges | None = None
     in_quarantine: int = 0
     check: Check | None = None
     kind: str = ""  # How it differs from a mirror of all rows (content_label).
@@ -98,7 +98,7 @@ class TableLine:
 
 def read_changed(
     ledger: Ledger, since: datetime | None, table: str | None = None
-) -> dict[str, WindowChanges]:
+) -> dict[str, TableChanges]:
     """Returns by table, or for one, the changes of runs since then: what they consumed, replayed
     and repaired.
 
@@ -107,7 +107,7 @@ def read_changed(
     """
     rows = ledger.table(Run).scan((*_RUN, "targets"), since)
     return {
-        row["table_name"]: WindowChanges(
+        row["table_name"]: TableChanges(
             row["committed_at_max"],
             row["verb_last"],
             row["run_id_last"],
@@ -119,17 +119,7 @@ def read_changed(
     }
 
 
-@dataclass(frozen=True, slots=True)
-class RunRows:
-    """What a run did to one table."""
-
-    at: datetime
-    verb: str
-    run_id: str
-    operations: RowCounts
-
-
-def read_rows_by_run(ledger: Ledger, table: str, since: datetime, most: int) -> list[RunRows]:
+def read_rows_by_run(ledger: Ledger, table: str, since: datetime, most: int) -> list[TableChanges]:
     """Returns what the latest of the runs since then did to a table, newest first."""
     # A day of a busy table has enough runs.
     for start in (max(since, now() - timedelta(days=1)), since):
@@ -142,7 +132,7 @@ def read_rows_by_run(ledger: Ledger, table: str, since: datetime, most: int) -> 
         if keys.num_rows >= most:
             break
     rows = sorted(keys.to_pylist(), key=lambda row: row["at_last"], reverse=True)
-    return [RunRows(r["at_last"], r["verb"], r["run_id"], _counts(r)) for r in rows[:most]]
+    return [TableChanges(r["at_last"], r["verb"], r["run_id"], _counts(r)) for r in rows[:most]]
 
 
 def read_operations(ledger: Ledger, verb: str, run_id: str) -> dict[str, RowCounts]:
@@ -286,7 +276,7 @@ def replicated_tables(ledger: Ledger) -> list[str]:
 def read_tables(
     ledger: Ledger,
     runs: Sequence[RunLine],
-    changed: Mapping[str, WindowChanges],
+    changed: Mapping[str, TableChanges],
     checks: Mapping[str, Check],
     idle_checked_at: datetime | None = None,
     latest: Iterable[TableState] | None = None,
@@ -348,39 +338,13 @@ def _not_applied(ledger: Ledger, run: RunLine) -> list[str]:
     return [str(name) for name in (result or {}).get("not_applied") or ()]
 
 
-@dataclass(frozen=True, slots=True)
-class TargetContent:
-    """``limits`` are all reasons known to the ledger why a target's rows or columns aren't those of
-    its source.
+def limits_of(state: TableState, quarantined: int = 0, discarded: int = 0) -> tuple[str, ...]:
+    """Returns all reasons known to the ledger why a target's rows or columns aren't those of its
+    source, by its latest state and the numbers of rows kept out of it.
     """
-
-    limits: tuple[str, ...] = ()
-    is_publishing_known: bool = True
-
-    @property
-    def summary(self) -> str:
-        """Returns what the target holds, once the changes that have landed are applied.
-
-        >>> TargetContent().summary
-        'all rows and columns of the source'
-        """
-        if self.limits:
-            return "; ".join(self.limits)
-        return (
-            "all rows and columns of the source"
-            if self.is_publishing_known
-            else "what its publications send"
-        )
-
-
-def read_content(state: TableState, quarantined: int = 0, discarded: int = 0) -> TargetContent:
-    """Returns what a target holds by its latest state and the numbers of rows kept out of it."""
     kept_out = ((quarantined, "in quarantine"), (discarded, "discarded"))
-    limits = [
-        *_limits(state),
-        *(f"{counted(rows, 'row')} missing or outdated: {why}" for rows, why in kept_out if rows),
-    ]
-    return TargetContent(tuple(limits), bool(state.publishes))
+    texts = (f"{counted(rows, 'row')} missing or outdated: {why}" for rows, why in kept_out if rows)
+    return (*_limits(state), *texts)
 
 
 def content_label(state: TableState) -> str:
@@ -461,16 +425,16 @@ class ColumnLine:
 class TableDetails:
     """A target as readers of the lake find it.
 
-    ``published`` are the operations that reach it, ``filter`` the condition of its rows.
-    ``unpublished`` are the columns that only the source has; a number where the name wasn't
-    recorded. ``quarantined`` and ``discarded`` rows are kept out of it. ``rows``, ``bytes``,
-    ``files`` and ``version`` are None where it can't be read.
-    ``has_deleted_rows``: its files may contain deleted rows, which ``rows`` counts.
+    ``limits``: see limits_of(). ``published`` are the operations that reach it, ``filter`` the
+    condition of its rows. ``unpublished`` are the columns that only the source has; a number where
+    the name wasn't recorded. ``quarantined`` and ``discarded`` rows are kept out of it. ``rows``,
+    ``bytes``, ``files`` and ``version`` are None where it can't be read. ``has_deleted_rows``: its
+    files may contain deleted rows, which ``rows`` counts.
     """
 
     uri: str
     columns: tuple[ColumnLine, ...]
-    content: TargetContent
+    limits: tuple[str, ...] = ()
     published: tuple[str, ...] = ()
     filter: str = ""
     unpublished: tuple[str, ...] = ()
@@ -481,6 +445,16 @@ class TableDetails:
     files: int | None = None
     version: int | None = None
     has_deleted_rows: bool = False
+
+    @property
+    def summary(self) -> str:
+        """Returns what the target holds, once the changes that have landed are applied.
+
+        >>> TableDetails("file:///lake/t", ()).summary
+        'what its publications send'
+        """
+        whole = "all rows and columns of the source"
+        return "; ".join(self.limits) or (whole if self.published else "what its publications send")
 
     @property
     def recipes(self) -> dict[str, str]:
@@ -528,7 +502,7 @@ def read_table_details(
     details = TableDetails(
         target.uri,
         tuple(_line(column.name, column.stored_type, column, state) for column in state.columns),
-        read_content(state, quarantined, discarded),
+        limits_of(state, quarantined, discarded),
         tuple(name for name in state.publishes if name not in _missing(state)),
         " and ".join(filter(None, (state.row_filter, state.target_filter))),
         tuple(_unpublished(state)),

@@ -124,8 +124,8 @@ class Card:
         if self.situation is None:
             return []
         glance, at = self.situation.glance, self.situation.at
-        points = thin_out(glance.lag, _POINTS, lambda point: point.lag.seconds)
-        return [*(point.lag.seconds for point in points), Lag.since(glance.upto, at).seconds]
+        points = thin_out(glance.lag, _POINTS)
+        return [*(point.value for point in points), Lag.since(glance.upto, at).seconds]
 
     @property
     def worst(self) -> float | None:

@@ -11,8 +11,8 @@ from datetime import datetime, timedelta
 from statistics import median
 from typing import Any, NamedTuple
 
-from waldelta.monitoring.run_history import MOST_POINTS, LagPoint, RunLine, thin_out
-from waldelta.monitoring.table_list import RunRows
+from waldelta.monitoring.run_history import MOST_POINTS, Point, RunLine, thin_out
+from waldelta.monitoring.table_list import TableChanges
 from waldelta.pipeline.lag import Lag
 from waldelta.quantities import counted
 from waldelta.slot.health import Forecast
@@ -44,16 +44,6 @@ class Bar(NamedTuple):
     parts: Sequence[tuple[str, float]]
 
 
-class Point(NamedTuple):
-    """A run's value; a failed run is a dot that links to its page."""
-
-    at: datetime
-    value: float
-    status: str = ""
-    run_id: str = ""
-    verb: str = "consume"
-
-
 def chart(
     label: str,
     points: Sequence[Point],
@@ -64,11 +54,12 @@ def chart(
 ) -> dict[str, Any]:
     """Returns one measure over time, as the macro ``chart`` draws it; {} if nothing is to be drawn.
 
-    ``limit`` is a line above it. Between the last point and ``until`` the measure isn't known.
+    A failed run is a dot that links to its page. ``limit`` is a line above the measure. Between the
+    last point and ``until`` the measure isn't known.
     """
     if len(points) < 2:
         return {}
-    drawn = thin_out(points, MOST_POINTS, lambda point: point.value)
+    drawn = thin_out(points, MOST_POINTS)
     first, last = drawn[0].at, until or drawn[-1].at
     seconds, worst = (last - first).total_seconds() or 1.0, max(p.value for p in drawn)
     top = ceiling(max(worst, limit or 0))
@@ -138,7 +129,7 @@ def _parts(run: RunLine) -> Iterator[tuple[str, float]]:
         yield stage, part / total if total else float(stage == "apply")
 
 
-def row_bars(runs: Sequence[RunRows]) -> Iterator[Bar]:
+def row_bars(runs: Sequence[TableChanges]) -> Iterator[Bar]:
     """Yields what runs did to a table, oldest first; ``runs`` are newest first."""
     most = max((run.operations.written for run in runs), default=0) or 1
     for run in reversed(runs):
@@ -153,19 +144,14 @@ def row_bars(runs: Sequence[RunRows]) -> Iterator[Bar]:
 
 
 def lag_chart(
-    points: Sequence[LagPoint], upto: datetime | None = None, at: datetime | None = None
+    points: Sequence[Point], upto: datetime | None = None, at: datetime | None = None
 ) -> dict[str, Any]:
     """Returns the lag before each run; then that ``at`` a time, of a lake that is complete up to
     ``upto``.
     """
-    drawn = [
-        Point(p.at, behind, p.status, p.run_id)
-        for p in points
-        if (behind := p.lag.seconds) is not None
-    ]
     if at is not None and (behind := Lag.since(upto, at).seconds) is not None:
-        drawn.append(Point(at, behind))
-    return chart("behind, in time", drawn, duration, ceiling_of_seconds)
+        points = (*points, Point(at, behind))
+    return chart("behind, in time", points, duration, ceiling_of_seconds)
 
 
 def wal_chart(

@@ -10,7 +10,6 @@ from waldelta.lake.ledger.records import AttributeState
 from waldelta.monitoring.table_list import (
     content_label,
     copied_rows,
-    read_content,
     read_table_details,
 )
 from waldelta.postgres.publication_membership import Membership, to_texts
@@ -116,9 +115,10 @@ CONTENT = [
 
 
 @cases("more, summary, label", CONTENT)
-def test_all_rows_are_claimed_only_of_a_target_that_has_them(more, summary, label):
-    state = replace(STATE, **more)
-    assert read_content(state).summary == summary
+def test_all_rows_are_claimed_only_of_a_target_that_has_them(lake, more, summary, label):
+    ledger, state = Ledger(Lake(lake)), replace(STATE, **more)
+    ledger.append(state)
+    assert read_table_details(ledger, "public.a").summary == summary
     if label is not None:
         assert content_label(state) == label
 
@@ -130,12 +130,11 @@ def test_rows_kept_out_of_a_target_are_counted(lake):
         Decision(minutes(1), "r", "waiting", "public.a", 1, 1, "1", ["body"]),
     )
     book.append(STATE)
-    assert read_table_details(book, "public.a").content.summary == ALL
+    assert read_table_details(book, "public.a").summary == ALL
     others = [replace(row, key="2"), replace(row, key="3", generation=9)]
     decided = [replace(row, key="2", status="discarded", by="ann")]
     Decisions(book.lake).add([row, *others, *decided])
-    content = read_table_details(book, "public.a").content
-    assert content.summary == (
+    assert read_table_details(book, "public.a").summary == (
         "1 row missing or outdated: in quarantine; 1 row missing or outdated: discarded"
     )
 

@@ -7,8 +7,8 @@ from functools import partial
 
 import pytest
 
-from waldelta.monitoring.run_history import RunLine
-from waldelta_airflow.views._pictures import Point, ceiling_of_seconds, chart, run_bars
+from waldelta.monitoring.run_history import Point, RunLine
+from waldelta_airflow.views._pictures import ceiling_of_seconds, chart, run_bars
 from waldelta_airflow.views._render import _templates, run_name, url
 
 BEGAN = datetime(2026, 1, 1, 12, tzinfo=UTC)
