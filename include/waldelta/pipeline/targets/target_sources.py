@@ -120,15 +120,19 @@ def read_target_sources(
     This needs one statement when every target is a table of its own. It locks nothing but the
     partitions whose rows a target takes (see read_partitions()).
     """
-    published, entries = (
-        read_published_relations(conn, pipeline.source.publication_names),
-        pipeline.target.tables,
-    )
+    published = read_published_relations(conn, pipeline.source.publication_names)
+    entries = pipeline.target.tables
+    return target_sources(entries, published, read_sources(conn, entries, locked))
+
+
+def read_sources(
+    conn: Connection, entries: Mapping[str, TargetTable], locked: Collection[int] = ()
+) -> dict[TableId, Partition]:
+    """Returns the tables with the names of targets that merge partitions, or that have another
+    source: roots and partitions, as far as they exist.
+    """
     table_ids = [TableId.parse(name) for name in (*merged_roots(entries), *sources(entries))]
-    there = read_partitions(conn, table_ids, locked) if table_ids else {}
-    return target_sources(
-        entries, published, {name: partition.oid for name, partition in there.items()}, there
-    )
+    return read_partitions(conn, table_ids, locked) if table_ids else {}
 
 
 def read_targets(
@@ -244,21 +248,20 @@ def _lockable(target: ReplicatedTarget) -> frozenset[int]:
 def target_sources(
     entries: Mapping[str, TargetTable],
     published: Sequence[PublishedRelation],
-    roots: Mapping[TableId, int],
-    partitions: Mapping[TableId, Partition],
+    tables: Mapping[TableId, Partition],
 ) -> dict[str, TargetSource]:
     """Returns each target's source; pure.
 
-    ``roots`` are oids of tables whose partitions are merged, ``partitions`` the partitions with the
-    name of a target. A merged leaf isn't a target itself. Neither is a table that ``from`` names,
-    unless it has an entry of its own. An entry without a source is left out; preflight says why.
+    ``tables`` are those of read_sources(). A merged leaf isn't a target itself. Neither is a table
+    that ``from`` names, unless it has an entry of its own. An entry without a source is left out;
+    preflight says why.
     """
     by_name = {str(relation.id): relation for relation in published}
-    mappings = dict(_merged(entries, published, roots))
+    mappings = dict(_merged(entries, published, tables))
     merged_oids = {oid for mapping in mappings.values() for oid in mapping.relation_ids}
     with_source = dict(
         _with_source(
-            entries, {n: r for n, r in by_name.items() if r.oid not in merged_oids}, partitions
+            entries, {n: r for n, r in by_name.items() if r.oid not in merged_oids}, tables
         )
     )
     sources = {str(feed.source) for feed in with_source.values()} - entries.keys()
@@ -335,28 +338,26 @@ def merge_partitions(root: CatalogRelation, leaves: Sequence[PublishedTable]) ->
 def _merged(
     entries: Mapping[str, TargetTable],
     published: Sequence[PublishedRelation],
-    roots: Mapping[TableId, int],
+    tables: Mapping[TableId, Partition],
 ) -> Iterator[tuple[str, TargetSource]]:
     for name in merged_roots(entries):
-        root = roots.get(TableId.parse(name))
+        table_id = TableId.parse(name)
+        root = tables[table_id].oid if table_id in tables else None
         # A table that is published by its root is one table already.
         below = [r for r in published if root in r.ancestors and r.relkind != "p"]
         leaves, late = frozenset(r.oid for r in below), frozenset(r.oid for r in below if r.is_late)
-        if root is not None and leaves:
-            yield (
-                name,
-                TargetSource(TableId.parse(name), leaves, root, entries[name].where, late=late),
-            )
+        if leaves:
+            yield name, TargetSource(table_id, leaves, root, entries[name].where, late=late)
 
 
 def _with_source(
     entries: Mapping[str, TargetTable],
     published: Mapping[str, PublishedRelation],
-    partitions: Mapping[TableId, Partition],
+    tables: Mapping[TableId, Partition],
 ) -> Iterator[tuple[str, TargetSource]]:
     for name, source in sources(entries).items():
         relation, where = published.get(source), entries[name].where
-        there = partitions.get(TableId.parse(name))
+        there = tables.get(TableId.parse(name))
         # A detached partition is an ordinary table; the source no longer has its rows.
         if relation is None or name in published or (there is None and where is None):
             continue

@@ -157,20 +157,20 @@ class _Adoption:
     def _judge_targets(self, trial: PublicationState) -> Iterator[Finding]:
         """Yields what preflight finds about the targets of the table, or of its partitions."""
         entries, in_force = self.job.pipeline.target.tables, {trial.name: trial}
-        without = self._with_targets({})
-        names = plan_targets(self.conn, without, in_force, self.facts).published.keys()
+        planned = plan_targets(self.conn, self._with_targets({}), in_force, self.facts)
+        names = planned.published.keys()
         if conflicts := sorted(names & sources(entries).keys()):
             yield problem(
                 f"target.tables.{conflicts[0]}.from: target {conflicts[0]} has rows of another"
                 f" table: give it another name, or exclude {self.table.id}"
             )
             return
-        entries_of_table = {n: entries[n] for n in entries if n in names or n == str(self.table.id)}
-        if entries_of_table:
-            pipeline = self._with_targets(entries_of_table)
-            planned = plan_targets(self.conn, pipeline, in_force, self.facts)
-            yield from planned.findings
-            yield from judge_wheres(self.conn, pipeline, planned)
+        pipeline = self._with_targets(
+            {n: entries[n] for n in entries if n in names or n == str(self.table.id)}
+        )
+        planned = plan_targets(self.conn, pipeline, in_force, self.facts)
+        yield from planned.findings
+        yield from judge_wheres(self.conn, pipeline, planned)
 
     def _with_targets(self, entries: Mapping[str, TargetTable]) -> PipelineFile:
         target = self.job.pipeline.target.model_copy(update={"tables": entries})

@@ -21,6 +21,7 @@ from typing import TypeVar
 import psycopg
 import tenacity
 
+from waldelta.catalogs.register import check_rights, judge_catalog
 from waldelta.config import Publication, Source
 from waldelta.errors import PreflightFailed, PrivilegeMissing, SlotMissing, SourceError, TableBusy
 from waldelta.failpoints import fault_point
@@ -29,7 +30,6 @@ from waldelta.lake import check_writable
 from waldelta.permissions import private_files
 from waldelta.pipeline import AdvisoryLock, Job, slot_lock
 from waldelta.pipeline.targets import read_lifecycles, read_published, record_removed
-from waldelta.pipeline.targets.target_sources import renamed
 from waldelta.postgres import EXCLUSIVE_MODES, Connection, allow_views, limited, lock_holders
 from waldelta.postgres.walsender import alter_failover, alter_failover_command
 from waldelta.row_filter.runtime_errors import refused_patterns
@@ -280,7 +280,7 @@ def plan_setup(
 def _plan_setup(
     conn: Connection, slot_conn: Connection, job: Job, judge_suite: JudgeSuite, *, renew: bool
 ) -> SetupPlan:
-    source = job.pipeline.source
+    source, target = job.pipeline.source, job.pipeline.target
     facts = _read_facts(conn, slot_conn, job, renew=renew)
     in_force, objections = _publications_in_force(conn, job, facts)
     managed = [in_force[entry.name] for entry in source.publications if entry.manage]
@@ -306,7 +306,9 @@ def _plan_setup(
         findings += judge_names(job, targets, states)
         if not renew:  # A lost slot is recreated whatever expectations and catalog are.
             findings += judge_suites(job.pipeline, targets, states, judge_suite)
-            findings += _judge_catalog(job, targets)
+            findings += judge_catalog(
+                job, {n: [c.name for c in targets.columns_of(n, target)] for n in targets.sources}
+            )
     findings += [*_forgotten(job, facts.actual), *judge_replaced(conn, states.values(), facts)]
     scripted = _is_scripted(slot_conn, job, facts)
     if not renew and not scripted:
@@ -322,31 +324,6 @@ def _plan_setup(
         targets=targets,
         server=facts.slot_server,
     )
-
-
-def _judge_catalog(job: Job, targets: PlannedTargets) -> Sequence[Finding]:
-    if job.pipeline.target.catalog is None:
-        return ()
-    from waldelta.catalogs.register import judge_catalog
-
-    renames = job.pipeline.target.columns_of
-    columns = {
-        name: {
-            c.name: None
-            for of in targets.tables_of(name)
-            for c in renamed(of, renames(name)).columns
-        }
-        for name in targets.sources
-    }
-    return judge_catalog(job, columns)
-
-
-def _check_catalog_rights(job: Job, targets: PlannedTargets) -> None:
-    if job.pipeline.target.catalog is None:
-        return
-    from waldelta.catalogs.register import check_rights
-
-    check_rights(job, targets.sources)
 
 
 def _read_facts(conn: Connection, slot_conn: Connection, job: Job, *, renew: bool) -> Facts:
@@ -409,7 +386,7 @@ def carry_out(
             lock.verify()
             end_life(slot_conn, job)
     else:
-        _check_catalog_rights(job, plan.targets)
+        check_rights(job, plan.targets.sources)
     # Recorded before the transaction commits: if setup dies in between, it has recorded too much at
     # most.
     with entries_kept(conn, job) if plan.statements else nullcontext():

@@ -37,8 +37,8 @@ def published(**tables: tuple[int, ...] | int) -> list[PublishedRelation]:
 
 
 LEAVES = published(p_1=(11, 1), p_2_a=(121, 12, 1), other=9)
-ROOT = {name("p"): 1}
-BELOW = {
+TABLES = {
+    name("p"): Partition(1),
     name("p_1"): Partition(11, (1,), "(id < 10)"),
     name("p_rest"): Partition(12, (1,), None),
     name("gone"): Partition(99, (), None),
@@ -84,7 +84,7 @@ CASES = {
 def test_what_feeds_targets(case):
     relations, entries, expected = CASES[case]
     file = {f"public.{n}": TargetTable.model_validate(entry) for n, entry in entries.items()}
-    found = target_sources(file, relations, ROOT, BELOW)
+    found = target_sources(file, relations, TABLES)
     told = {n: (set(f.relation_ids), f.source.name, f.root_id, f.where) for n, f in found.items()}
     assert told == {
         f"public.{n}": (*want, *[None] * (4 - len(want))) for n, want in expected.items()
@@ -173,7 +173,7 @@ def test_leaves_that_were_published_late():
         PublishedRelation(name("p_1"), 11, "r", (1,), True),
         PublishedRelation(name("p_2"), 12, "r", (1,)),
     ]
-    assert target_sources({"public.p": TargetTable(partition_root=True)}, listed, ROOT, {})[
+    assert target_sources({"public.p": TargetTable(partition_root=True)}, listed, TABLES)[
         "public.p"
     ].late == {11}
 

@@ -1,5 +1,5 @@
-"""Problems with the lake: a store that can't be written or loses commits, names that Delta can't
-distinguish, values that would be lost, targets that an external writer altered; part of preflight.
+"""Problems with the lake: a store that can't be written or loses commits, targets that an external
+writer altered; part of preflight.
 
 A store is probed before anything is made: whether delta-rs and Spark can write and read it, and
 whether it lets two writers make the same commit.
@@ -27,7 +27,7 @@ from waldelta.errors import (
     raised_as,
     without_values,
 )
-from waldelta.findings import Finding, problem, warning, warning_if
+from waldelta.findings import Finding, warning, warning_if
 from waldelta.lake import (
     DeltaTarget,
     Lake,
@@ -44,11 +44,7 @@ from waldelta.lake import (
 from waldelta.lake.ledger import SYNCED, TableState
 from waldelta.pipeline import Job
 from waldelta.pipeline.targets import check_columns, why_division_stays
-from waldelta.postgres import CatalogRelation
 from waldelta.spark.session import borrowed_session, read_log_store
-from waldelta.stages.setup.facts.publications import PublicationState, PublicationTable
-from waldelta.target_modes.column_names import clashes
-from waldelta.types import column_types
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -140,38 +136,6 @@ def is_conditional(log_store: str, storage_options: Mapping[str, str]) -> bool:
         return options.get("AWS_S3_LOCKING_PROVIDER") == "dynamodb"
     is_kept = options.get("AWS_S3_ALLOW_UNSAFE_RENAME", "false") not in ("true", "1")
     return bool(log_store) and not log_store.startswith(_DELTAS_STORES) and is_kept
-
-
-def judge_columns(
-    where: str,
-    state: PublicationState,
-    table: PublicationTable,
-    relation: CatalogRelation,
-    target: Target,
-) -> Iterator[Finding]:
-    """Yields findings about columns that their target can't have, or whose values it can't all
-    store.
-    """
-    listed = table.columns
-    columns = [
-        column
-        for column in relation.columns
-        if (state.sends(column) if listed is None else column.name in listed)
-    ]
-    renames = target.columns_of(str(table.id))
-    names = [renames.get(column.name, column.name) for column in columns]
-    for clash in clashes(names, metadata_columns=target.metadata_columns):
-        yield problem(f"{where}: {clash}")
-    if not target.metadata_columns:
-        key = [renames.get(name, name) for name in relation.identity_columns]
-        pg_types = {name: column.type for name, column in zip(names, columns, strict=True)}
-        types = column_types(pg_types, key, target.types_of(str(table.id)))
-        if partial := [name for name, kind in types.items() if kind.may_be_raw]:
-            yield warning(
-                f"{where}: metadata_columns is off, so values that a type of the lake can't hold"
-                " (NaN in a decimal, infinite dates, years BC) become null and are lost:"
-                f" {', '.join(partial)}; name columns that may have such values under types.text"
-            )
 
 
 def probe_store(target: Target, lake: Lake, spark: SparkSession | None) -> None:

@@ -20,7 +20,7 @@ from waldelta.lake.layout import MOST_COLUMNS, ROWS_PER_FILE, divides, layout_pr
 from waldelta.postgres import Connection
 from waldelta.quantities import counted
 from waldelta.stages.setup.preflight.targets import PlannedTargets
-from waldelta.types import TargetType, column_types
+from waldelta.types import TargetType
 from waldelta.types.json import Variant
 
 # A column without statistics of the planner isn't returned. They have the least and greatest
@@ -49,13 +49,8 @@ def judge_layouts(
         columns = [options.partition_by, options.cluster_by, options.z_order]
         if not tables or not (any(columns) or options.statistics):
             continue
-        overrides = pipeline.target.types_of(name)
         renames = pipeline.target.columns_of(name)
-        kinds: dict[str, TargetType] = {}
-        for table in tables:
-            types = {renames.get(c.name, c.name): c.type for c in table.columns}
-            keys = [renames.get(key, key) for key in table.key_columns]
-            kinds |= column_types(types, keys, overrides)
+        kinds = {c.name: c.stored_as for c in planned.columns_of(name, pipeline.target)}
         there = {name for table in tables for name in planned.relations[table.oid].column_names}
         absent = list(_judge_names(where, options, kinds, there))
         yield from absent

@@ -53,7 +53,7 @@ from waldelta.stages.setup.facts.source_facts import (
     members,
 )
 from waldelta.stages.setup.preflight._tables import judge_binary, judge_functions, judge_table
-from waldelta.stages.setup.preflight.lake import judge_columns, judge_store
+from waldelta.stages.setup.preflight.lake import judge_store
 
 MIN_VERSION = 150000
 MIN_STANDBY_VERSION = 160000
@@ -119,7 +119,6 @@ def judge_members(
             continue
         yield from judge_table(where, state, table, there, facts)
         yield from judge_functions(where, there, facts.server)
-        yield from judge_columns(where, state, table, there.relation, pipeline.target)
         if pipeline.source.options.binary:
             yield from judge_binary(where, table, there.relation)
 

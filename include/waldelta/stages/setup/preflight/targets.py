@@ -17,10 +17,19 @@ from pathlib import Path
 
 from waldelta.config import PipelineFile, TypeOptions
 from waldelta.config.expectation_files import OwnSuiteFile, TargetColumns, read_own_suites
-from waldelta.config.pipeline_file import TargetTable
+from waldelta.config.pipeline_file import Target, TargetTable
 from waldelta.errors import ConfigError, ModeRefused, PrivilegeMissing
-from waldelta.findings import Finding, Grant, lacking, problem, problem_if, sql_name, warning
-from waldelta.lake.ledger import TableState
+from waldelta.findings import (
+    Finding,
+    Grant,
+    lacking,
+    problem,
+    problem_if,
+    sql_name,
+    warning,
+    warning_if,
+)
+from waldelta.lake.ledger import ColumnState, TableState
 from waldelta.metadata_columns import METADATA_TYPES, RELID
 from waldelta.pipeline import Job
 from waldelta.pipeline.targets import TargetSource, column_states
@@ -29,6 +38,7 @@ from waldelta.pipeline.targets.target_sources import (
     COMMON,
     merge_partitions,
     merged_roots,
+    read_sources,
     renamed,
     sources,
     target_sources,
@@ -43,7 +53,6 @@ from waldelta.postgres import (
     PublishedTable,
     TableId,
     published_table,
-    read_partitions,
     read_relations,
     read_table_oids,
 )
@@ -74,6 +83,15 @@ class PlannedTargets:
         """Returns the source tables of a target."""
         oids = self.sources[target].relation_ids
         return [table for table in self.published.values() if table.oid in oids]
+
+    def columns_of(self, name: str, target: Target) -> list[ColumnState]:
+        """Returns the columns of a target's source tables as the target will have them."""
+        tables = [renamed(table, target.columns_of(name)) for table in self.tables_of(name)]
+        return [
+            column
+            for table in tables
+            for column in column_states(table.columns, table.key_columns, target.types_of(name))
+        ]
 
     def describe(self) -> list[str]:
         """Returns lines about targets whose source isn't just their own table, and tables without a
@@ -118,15 +136,13 @@ def plan_targets(
         for oid, of in topmost.items()
     ]
     published = {str(table.id): table for table in tables if table.columns}
-    ids = [TableId.parse(name) for name in [*merged_roots(entries), *sources(entries)]]
-    there = read_partitions(conn, ids) if ids else {}
+    there = read_sources(conn, entries)
     relations_by_name = {
         str(relation.id): relation
         for relation in read_relations(conn, [p.oid for p in there.values()])
     }
     short = [PublishedRelation(t.id, t.oid, t.relkind, t.ancestors) for t in published.values()]
-    roots = {table: partition.oid for table, partition in there.items()}
-    mappings = target_sources(entries, short, roots, there)
+    mappings = target_sources(entries, short, there)
     planned = PlannedTargets(dict(sorted(published.items())), mappings, relations=relations)
     judged = (
         *(_judge_entries(relations[oid].id, of) for oid, of in topmost.items()),
@@ -170,17 +186,26 @@ def judge_modes(entries: Mapping[str, TargetTable], planned: PlannedTargets) -> 
 
 
 def judge_columns(pipeline: PipelineFile, planned: PlannedTargets) -> Iterator[Finding]:
-    """Yields findings about columns that have another name in the lake."""
+    """Yields findings about columns that a target can't have, or whose values it can't all store,
+    and names for columns that aren't published.
+    """
     target = pipeline.target
-    for name in sorted(target.tables.keys() & planned.sources.keys()):
-        renames, where = target.columns_of(name), f"target.tables.{name}.columns"
-        for table in planned.tables_of(name) if renames else ():
-            stored = renamed(table, renames)
-            if absent := sorted(renames.keys() - {column.name for column in table.columns}):
-                yield warning(f"{where}: {table.id} publishes no column {', '.join(absent)}")
-            names = [column.name for column in stored.columns]
-            for clash in clashes(names, metadata_columns=target.metadata_columns):
-                yield problem(f"{where}: {clash}")
+    for name in sorted(planned.sources):
+        columns = {c.name_on_source: c for c in planned.columns_of(name, target)}
+        if absent := sorted(target.columns_of(name).keys() - columns.keys()):
+            yield warning(
+                f"target.tables.{name}.columns: no column {', '.join(absent)} is published"
+            )
+        names = [column.name for column in columns.values()]
+        for clash in clashes(names, metadata_columns=target.metadata_columns):
+            yield problem(f"target {name}: {clash}")
+        partial = [column.name for column in columns.values() if column.stored_as.may_be_raw]
+        yield from warning_if(
+            partial and not target.metadata_columns,
+            f"target {name}: metadata_columns is off, so values that a type of the lake can't hold"
+            " (NaN in a decimal, infinite dates, years BC) become null and are lost:"
+            f" {', '.join(partial)}; name columns that may have such values under types.text",
+        )
 
 
 def judge_names(
@@ -566,16 +591,12 @@ def _columns(
     pipeline: PipelineFile, name: str, planned: PlannedTargets, state: TableState | None
 ) -> TargetColumns:
     """Returns the columns that a target will have, by the columns that its source publishes."""
+    columns, tables = planned.columns_of(name, pipeline.target), planned.tables_of(name)
     types = {} if state is None else {c.name: c.spark_type for c in state.columns}
-    unpublished: set[str] = set()
-    has_key = state is not None and bool(state.key_columns)
-    for table in planned.tables_of(name):
-        stored = renamed(table, pipeline.target.columns_of(name))
-        states = column_states(stored.columns, stored.key_columns, pipeline.target.types_of(name))
-        types |= {c.name: c.spark_type for c in states}
-        published = {c.name_on_source for c in states}
-        unpublished |= {*planned.relations[table.oid].column_names} - published
-        has_key = has_key or bool(table.key_columns)
+    types |= {c.name: c.spark_type for c in columns}
+    existing = {n for table in tables for n in planned.relations[table.oid].column_names}
+    unpublished = existing - {c.name_on_source for c in columns}
+    has_key = bool(state and state.key_columns) or any(table.key_columns for table in tables)
     if pipeline.target.metadata_columns:
         types |= METADATA_TYPES
     if planned.sources[name].root_id is not None:
