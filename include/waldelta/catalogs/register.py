@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -30,9 +31,12 @@ from waldelta.catalogs.catalog import (
     is_same_location,
     is_within,
 )
-from waldelta.catalogs.connect import open_catalog
+from waldelta.catalogs.glue import GlueCatalog
+from waldelta.catalogs.hive import HiveMetastore
+from waldelta.catalogs.unity import UnityCatalog
 from waldelta.config import split_table_name
-from waldelta.config.catalog import RESERVED_SCHEMAS, CatalogSettings
+from waldelta.config.airflow_connection import read_connection
+from waldelta.config.catalog import CATALOG_CONNECTIONS, RESERVED_SCHEMAS, CatalogSettings
 from waldelta.errors import (
     CatalogError,
     CatalogNameRefused,
@@ -69,6 +73,26 @@ _MOST_LISTED = 3
 # The entry by which setup finds out whether it may make and remove one.
 _PROBE = "waldelta_probe"
 Place = tuple[str, str]
+
+
+def open_catalog(settings: CatalogSettings, environment: Mapping[str, str] = os.environ) -> Catalog:
+    """Returns the catalog of ``target.catalog``; it is connected to at the first call.
+
+    Raises ConfigError for a connection that isn't there, can't be read, or doesn't open a catalog
+    of this type.
+    """
+    types, what = CATALOG_CONNECTIONS[settings.type], f"a catalog of type {settings.type}"
+    connection = (
+        None
+        if settings.conn_id is None
+        else read_connection(settings.conn_id, types, what, environment)
+    )
+    if settings.type == "glue":
+        return GlueCatalog(connection, settings.name)
+    assert connection is not None  # noqa: S101 - the settings need one for these types
+    if settings.type == "hive":
+        return HiveMetastore(connection, settings.name)
+    return UnityCatalog(connection, str(settings.name))
 
 
 def register_targets(job: Job, result: RunResult) -> None:

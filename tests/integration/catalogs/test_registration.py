@@ -19,7 +19,7 @@ from tests.support.pipelines import beside_superuser, pipeline_file
 from tests.support.seeds import is_on_spark
 from tests.support.servers.serving import serving
 from waldelta.catalogs.catalog import Catalog, EntryColumn, Registered, Registration
-from waldelta.catalogs.connect import open_catalog
+from waldelta.catalogs.register import open_catalog
 from waldelta.config.catalog import CatalogSettings
 from waldelta.errors import CatalogNameRefused, CatalogTableForeign, PreflightFailed
 from waldelta.jobs import Pipeline

@@ -21,10 +21,14 @@ from tests.support.pipelines import job_of, whole_database
 from tests.support.servers.serving import serving
 from waldelta.catalogs import register
 from waldelta.catalogs.catalog import NameRule, is_same_location, is_within
-from waldelta.catalogs.connect import open_catalog
 from waldelta.catalogs.glue import GlueCatalog
 from waldelta.catalogs.hive import hive_type
-from waldelta.catalogs.register import check_rights, judge_catalog, register_targets
+from waldelta.catalogs.register import (
+    check_rights,
+    judge_catalog,
+    open_catalog,
+    register_targets,
+)
 from waldelta.config.catalog import CatalogSettings
 from waldelta.errors import (
     CatalogNameRefused,
