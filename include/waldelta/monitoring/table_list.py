@@ -538,7 +538,7 @@ def _opened(target: DeltaTarget, state: TableState, details: TableDetails) -> Ta
 
 def _unpublished(state: TableState) -> Iterator[str]:
     """Yields the columns that the source has, by name or else by number, and publishes not."""
-    names = {a.attnum: a.name for a in state.storage.attributes} if state.storage else {}
+    names = {a.attnum: a.name for a in state.storage.attributes}
     for number in sorted(set(state.unpublished) - {column.attnum for column in state.columns}):
         if not names or number in names:
             yield names.get(number) or f"column {number}"
@@ -547,7 +547,7 @@ def _unpublished(state: TableState) -> Iterator[str]:
 def _line(name: str, type_name: str, column: ColumnState | None, state: TableState) -> ColumnLine:
     if column is None:
         return ColumnLine(name, type_name)
-    attributes = state.storage.attributes if state.storage else ()
+    attributes = state.storage.attributes
     comment = next((a.comment for a in attributes if a.attnum == column.attnum), None)
     is_key = name in state.key_columns
     return ColumnLine(name, type_name, column.type_name, is_key, column.not_null, comment)

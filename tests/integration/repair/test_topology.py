@@ -120,10 +120,10 @@ def look(conn, file, states):
     targets = {str(t.id): t for t in read_targets(conn, file, feeds, sizes=False)}
     found, recorded = {}, []
     for state in states:
-        known, target, now_there = state, targets[state.table_name], present[state.table_name]
-        if drift := find_drift(file, state, now_there, target):
-            found[state.table_name.removeprefix("public.")] = "; ".join(drift.reasons)
-            known = replace(drift.state, storage=state.storage)
+        target, now_there = targets[state.table_name], present[state.table_name]
+        drift = find_drift(file, state, now_there, target)
+        found[state.table_name.removeprefix("public.")] = "; ".join(drift.reasons)
+        known = replace(drift.state, storage=state.storage)
         recorded.append(to_record(known, now_there.storage, ()) or known)
     return {name: text for name, text in found.items() if text}, recorded
 

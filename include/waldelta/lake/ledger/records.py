@@ -319,8 +319,8 @@ class TableState(LedgerRow):
 
     ``status`` is copying, synced, failed, needs_sync or removed. A removed table is no longer
     published, and would need a new copy. waldelta.pipeline.targets.lifecycle decides which action
-    the status requires. ``incarnation`` is that of the slot whose changes are applied. It and
-    ``storage`` are None in rows of versions that didn't record them.
+    the status requires. ``incarnation`` is that of the slot whose changes are applied. It is None
+    in rows of versions that didn't record it. Without a copy, ``storage`` has no files.
     """
 
     table_name: str
@@ -337,7 +337,7 @@ class TableState(LedgerRow):
     seconds: float = 0.0
     reason: str | None = None
     incarnation: str | None = None
-    storage: StorageState | None = None
+    storage: StorageState = field(default_factory=StorageState)
     # The target's own filter, as waldelta.pipeline.targets.target_sources writes it.
     target_filter: str | None = None
     # Filters that its publications have had since the copy; "true" admits every row. The same one

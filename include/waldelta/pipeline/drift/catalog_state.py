@@ -51,7 +51,7 @@ class CatalogTable:
     """
 
     columns: dict[str, CatalogColumn] = field(default_factory=dict)
-    storage: StorageState | None = None
+    storage: StorageState = field(default_factory=StorageState)
     key: frozenset[int] | None = None
     attached: dict[int, str] = field(default_factory=dict)
     truncated: frozenset[int] = frozenset()
@@ -122,17 +122,10 @@ def _catalog_table(state: TableState, by_oid: Mapping[int, CatalogTable]) -> Cat
     return merged_table(root, leaves) if RELID in state.key_columns else root
 
 
-def stored(
-    table: CatalogTable | None, leaves: Collection[int] | None = None
-) -> StorageState | None:
-    """Returns how a table's rows are stored; of a partitioned table, only the files of these
-    leaves.
-    """
-    if table is None or table.storage is None or leaves is None:
-        return table.storage if table is not None else None
-    return replace(
-        table.storage, files=[file for file in table.storage.files if file.oid in leaves]
-    )
+def stored(table: CatalogTable, leaves: Collection[int]) -> StorageState:
+    """Returns how a partitioned table's rows are stored, with only the files of these leaves."""
+    files = [file for file in table.storage.files if file.oid in leaves]
+    return replace(table.storage, files=files)
 
 
 def merged_table(root: CatalogTable, leaves: Sequence[CatalogTable]) -> CatalogTable:

@@ -54,11 +54,11 @@ class PublicationDrift:
 
 def find_drift(
     pipeline: PipelineFile, state: TableState, catalog: CatalogTable, target: ReplicatedTarget
-) -> PublicationDrift | None:
+) -> PublicationDrift:
     """Compare a copied target with its source as it is published now.
 
-    Returns None when there is nothing to report or record. ``catalog`` is the source in the
-    catalogs.
+    There is nothing to report or record without ``reasons`` and ``is_new``. ``catalog`` is the
+    source in the catalogs.
     """
     table, mapping = target.table, target.mapping
     where = both(mapping.constraint, pipeline.target.where_of(state.table_name))
@@ -84,8 +84,6 @@ def find_drift(
     repair = Repair(
         repaired_from, table, truncated_or_reattached, catalog.storage, where, mapping.partition
     )
-    if not reasons and recorded == state:
-        return None
     mends = bool(reasons) and pipeline.target.drift == "repair"
     if pipeline.target.drift is None:
         managed = {entry.name for entry in pipeline.source.publications if entry.manage}
@@ -100,17 +98,13 @@ def repair_without_drift(
 
     Raises NeedsSync for a target that has drifted: it doesn't hold the rows that a new copy would.
     """
-    name, mapping = state.table_name, target.mapping
+    name = state.table_name
     if replaced_files(state, catalog.storage):
         raise NeedsSync(
             f"{name}: some of its partitions have a new file, perhaps after a TRUNCATE: let a run"
             " check them first"
         )
     drift = find_drift(pipeline, state, catalog, target)
-    if drift is None:
-        return Repair(
-            state, target.table, frozenset(), catalog.storage, mapping.where, mapping.partition
-        )
     if drift.reasons:
         reasons = "; ".join(drift.reasons)
         raise NeedsSync(
@@ -127,7 +121,7 @@ def _with_made_leaves(
     Such a leaf was empty when it was created, so every row of it was sent. Leaves that were
     published ``late`` may have had rows before, and are left out.
     """
-    if state.storage is None or catalog.storage is None:
+    if not state.storage.files:
         return state
     oids = {*(file.oid for file in state.storage.files), *catalog.attached, *late}
     new_files = [file for file in catalog.storage.files if file.oid not in oids]
@@ -235,22 +229,16 @@ def _recorded_before(state: TableState, moved: Collection[int]) -> Iterator[str]
         )
 
 
-def unpublished_columns(table: PublishedTable, storage: StorageState | None) -> list[int]:
-    """Returns the numbers of the table's columns that aren't published; none where they aren't
-    known.
-    """
+def unpublished_columns(table: PublishedTable, storage: StorageState) -> list[int]:
+    """Returns the numbers of the table's columns that aren't published."""
     published = {column.attnum for column in table.columns}
-    return (
-        [a.attnum for a in storage.attributes if a.attnum not in published]
-        if storage is not None
-        else []
-    )
+    return [a.attnum for a in storage.attributes if a.attnum not in published]
 
 
 def as_published(
     state: TableState,
     table: PublishedTable,
-    storage: StorageState | None,
+    storage: StorageState,
     target_filter: str | None,
     types: TypeOptions,
 ) -> TableState:
@@ -277,7 +265,7 @@ def as_published(
 def _record(
     state: TableState,
     table: PublishedTable,
-    storage: StorageState | None,
+    storage: StorageState,
     moved: Collection[int],
     *,
     away: bool,

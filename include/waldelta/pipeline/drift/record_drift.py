@@ -91,13 +91,12 @@ def check_drift(
         raise ConfigError(target.problem)
     if catalog.truncated and _is_truncated(job, state):
         catalog = replace(catalog, truncated=catalog.truncated_alone)
-    if (drift := find_drift(job.pipeline, state, catalog, target)) is None:
-        return []
+    drift = find_drift(job.pipeline, state, catalog, target)
     if not job.pipeline.target.copies(state.table_name):
         return _continue_without_copy(job, state, drift)
     name, reasons = state.table_name, "; ".join(drift.reasons)
-    evolves = may_resync(job, state)
-    if drift.mends and evolves:
+    evolves = drift.mends and may_resync(job, state)
+    if evolves:
         mark_for_copy_if_unchanged(job, state, f"{name}: {reasons}")
         # Where the target isn't a mirror, a new copy repairs it and leaves the kept rows alone.
         drifted |= {name: drift.repair} if state.kept_as.supports(Feature.MEND) else {}
@@ -165,8 +164,7 @@ def _is_truncated(job: Job, state: TableState) -> bool:
     snapshot = Snapshot.parse(state.snapshot)
     if last > after and last_truncates(change_log.stream(after, last), state, snapshot):
         return True
-    recorded = state.storage.as_of if state.storage is not None else 0
-    if not recorded:
+    if not (recorded := state.storage.as_of):
         return False
     begin = change_log.visible_upto(Snapshot(recorded, recorded), watermarks.identity.floor)
     batch = change_log.first_truncate(begin, after, state.relation_ids)
@@ -237,12 +235,9 @@ def check_rewrite(job: Job, state: TableState, catalog: CatalogTable) -> list[st
     seen = with_stopped(state, storage, stopped)
     outdated = outdated_columns(job, seen, storage)
     what = "; ".join(unsent_changes(seen, storage, outdated))
-    recorded = state.storage
     renew = (
-        recorded is not None
-        and storage is not None
-        and any(file.inherits for file in storage.files)
-        and recorded.as_of < storage.as_of
+        any(file.inherits for file in storage.files)
+        and state.storage.as_of < storage.as_of
         and state.at < now() - RENEW_AFTER
     )
     if not what and to_record(seen, storage, outdated, renew=renew) is None:
@@ -299,7 +294,7 @@ def of_partition(
     This applies to a target that takes one partition of a published root, or merges partitions. A
     merged leaf that has left all publications isn't included, though it still is a partition.
     """
-    if mapping is None or catalog.storage is None:
+    if mapping is None:
         return state, catalog
     if mapping.root_id is not None:
         return _without_returned(state, mapping), replace(
@@ -339,8 +334,6 @@ def _without_returned(state: TableState, mapping: TargetSource) -> TableState:
 
     A run that was killed may have left them. Without them, they count as new when they return.
     """
-    if state.storage is None or mapping.late.isdisjoint(file.oid for file in state.storage.files):
-        return state
     if not (relations := {m.relation for m in from_texts(state.entries)}):
         return state
     files = [

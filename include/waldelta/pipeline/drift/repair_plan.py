@@ -16,7 +16,7 @@ reads of the catalogs break this, and look the same as one change.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -74,7 +74,7 @@ class Repair:
     state: TableState
     table: PublishedTable
     truncated_or_reattached: frozenset[int] = frozenset()
-    storage: StorageState | None = None
+    storage: StorageState = field(default_factory=StorageState)
     where: str | None = None
     partition: int | None = None
 
@@ -141,7 +141,7 @@ def moved_leaves(state: TableState, table: PublishedTable) -> tuple[frozenset[in
     """Returns the oids of the leaf partitions that joined a table, and of those that left it, since
     the ledger last recorded their files; both are empty without partitions or a record.
     """
-    if table.relkind != "p" or state.storage is None or not state.storage.files:
+    if table.relkind != "p" or not state.storage.files:
         return frozenset(), frozenset()
     oids = {file.oid for file in state.storage.files} - {table.oid}
     came = frozenset(
@@ -150,10 +150,8 @@ def moved_leaves(state: TableState, table: PublishedTable) -> tuple[frozenset[in
     return came, frozenset(oids - {leaf.oid for leaf in table.leaves})
 
 
-def reattached(state: TableState, now: StorageState | None) -> frozenset[int]:
+def reattached(state: TableState, now: StorageState) -> frozenset[int]:
     """Returns the oids of leaves detached and attached again since the files were last recorded."""
-    if state.storage is None or now is None:
-        return frozenset()
     then = {file.oid: file.inherits for file in state.storage.files if file.inherits is not None}
     return frozenset(
         file.oid for file in now.files if then.get(file.oid, file.inherits) != file.inherits

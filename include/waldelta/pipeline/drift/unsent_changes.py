@@ -55,15 +55,12 @@ _SEARCH_TIMEOUT_S = 2.0
 _XIDS = 1 << 32
 
 
-def rewritten(then: StorageState | None, now: StorageState | None) -> frozenset[int]:
+def rewritten(then: StorageState, now: StorageState) -> frozenset[int]:
     """Returns the numbers of columns, new ones included, whose values may have changed unsent since
     ``then``.
 
-    There are none when no leaf has another file; leaves that came or went don't count. There are
-    none either when ``then`` or ``now`` isn't known.
+    There are none when no leaf has another file; leaves that came or went don't count.
     """
-    if then is None or now is None:
-        return frozenset()
     files = {file.oid: file.relfilenode for file in then.files}
     if all(files.get(file.oid, file.relfilenode) == file.relfilenode for file in now.files):
         return frozenset()
@@ -71,13 +68,11 @@ def rewritten(then: StorageState | None, now: StorageState | None) -> frozenset[
     return frozenset(a.attnum for a in now.attributes if not _is_same(attributes.get(a.attnum), a))
 
 
-def relabelled(then: StorageState | None, now: StorageState | None) -> dict[int, set[str]]:
+def relabelled(then: StorageState, now: StorageState) -> dict[int, set[str]]:
     """Returns the labels of ``then`` that the catalogs have otherwise now, by column number.
 
     The column's type was altered, or an object that its values may name was renamed or dropped.
     """
-    if then is None or now is None:
-        return {}
     current, columns = set(now.labels), {attribute.attnum for attribute in now.attributes}
     outdated: dict[int, set[str]] = {}
     for label in then.labels:
@@ -86,9 +81,7 @@ def relabelled(then: StorageState | None, now: StorageState | None) -> dict[int,
     return outdated
 
 
-def unsent_changes(
-    state: TableState, now: StorageState | None, outdated: Collection[int]
-) -> list[str]:
+def unsent_changes(state: TableState, now: StorageState, outdated: Collection[int]) -> list[str]:
     """Describe what happened to a target's columns that may no longer hold what the source has.
 
     ``outdated``: see waldelta.pipeline.drift.unsent_changes.
@@ -116,13 +109,9 @@ def _columns(names: Sequence[str]) -> str:
     return f"column{'s' if len(names) > 1 else ''} {', '.join(names)}"
 
 
-def with_stopped(
-    state: TableState, now: StorageState | None, stopped: Collection[str]
-) -> TableState:
+def with_stopped(state: TableState, now: StorageState, stopped: Collection[str]) -> TableState:
     """Returns the state as if the source had stopped columns then as it has them now."""
     then, numbers = state.storage, {c.attnum for c in state.columns if c.name in stopped}
-    if then is None or now is None or not numbers:
-        return state
     attributes = [
         *(one for one in then.attributes if one.attnum not in numbers),
         *(one for one in now.attributes if one.attnum in numbers),
@@ -136,7 +125,7 @@ def with_stopped(
 
 def to_record(
     state: TableState,
-    now: StorageState | None,
+    now: StorageState,
     outdated: Collection[int],
     *,
     renew: bool = False,
@@ -150,11 +139,9 @@ def to_record(
     ``renew``, the old ones are recorded as of now.
     """
     then = state.storage
-    if now is None:
+    if not now.files:  # The table was dropped.
         return None
     if rewritten(then, now) or outdated:
-        if then is None:
-            return None
         relfilenodes = {file.oid: file.relfilenode for file in then.files}
         files = [
             replace(file, relfilenode=relfilenodes.get(file.oid, file.relfilenode))
@@ -211,8 +198,6 @@ def _judged(
     landed_as_of: int | None,
 ) -> CatalogTable:
     then, now = state.storage, there.storage
-    if then is None or now is None:
-        return there
     judged = list(leaves) if landed_as_of != 0 else []
     written = {row.oid: row for row in fetch(connection, _WRITTEN, {"leaves": judged})}
     verdicts = {
@@ -241,7 +226,7 @@ def _judged(
     )
 
 
-def replaced_files(state: TableState, now: StorageState | None) -> list[int]:
+def replaced_files(state: TableState, now: StorageState) -> list[int]:
     """Returns the oids of leaves, of a table published via its root, that have another file than
     recorded; pure.
 
@@ -249,14 +234,8 @@ def replaced_files(state: TableState, now: StorageState | None) -> list[int]:
     the record isn't known.
     """
     then = state.storage
-    if (
-        then is None
-        or now is None
-        or not then.as_of
-        or (state.publishes and "truncate" not in state.publishes)
-    ):
-        return []
-    if rewritten(then, now):
+    is_unsent = state.publishes and "truncate" not in state.publishes
+    if not then.as_of or is_unsent or rewritten(then, now):
         return []
     files = {file.oid: file.relfilenode for file in then.files}
     oids = set(state.relation_ids)
@@ -331,7 +310,7 @@ _OF_SCHEMA = re.compile(r"(.*\.)\* [0-9a-f]{32}", re.DOTALL)
 _COMPOUND = re.compile(r"[{(\[,=]")
 
 
-def outdated_columns(job: Job, state: TableState, now: StorageState | None) -> frozenset[int]:
+def outdated_columns(job: Job, state: TableState, now: StorageState) -> frozenset[int]:
     """Returns the numbers of the columns that may hold a label that was changed since the ledger
     recorded it.
 

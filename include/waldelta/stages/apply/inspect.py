@@ -348,5 +348,5 @@ def _has_nothing_to_report(job: Job, state: TableState, source: _Source) -> bool
         return False
     if target is None:
         return True
-    is_well = not target.is_unread and target.problem is None
-    return is_well and find_drift(job.pipeline, state, catalog, target) is None
+    drift = find_drift(job.pipeline, state, catalog, target)
+    return not (target.is_unread or target.problem or drift.reasons or drift.is_new)

@@ -306,7 +306,7 @@ def _changed_on_source(
     return None
 
 
-def _has_unsent(job: Job, state: TableState, storage: StorageState | None) -> bool:
+def _has_unsent(job: Job, state: TableState, storage: StorageState) -> bool:
     return bool(unsent_changes(state, storage, outdated_columns(job, state, storage)))
 
 
@@ -326,8 +326,6 @@ def _drifted(
         if target is None or target.is_unread or target.problem is not None:
             continue
         drift = find_drift(job.pipeline, state, catalog_tables[state.table_name], target)
-        if drift is None:
-            continue
         if (drift.mends and may_resync(job, state)) or (drift.is_new and drift.reasons):
             names.append(state.table_name)
     return names

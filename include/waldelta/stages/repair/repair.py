@@ -447,7 +447,7 @@ def _values(text: str | None) -> Any:
 
 
 def _as_seen(
-    job: Job, drifted: Repair, replicated: ReplicatedTarget, storage: StorageState | None
+    job: Job, drifted: Repair, replicated: ReplicatedTarget, storage: StorageState
 ) -> Repair:
     """Returns the drift as the snapshot sees it; raises NeedsSync if it changed since it was
     found.
@@ -465,8 +465,7 @@ def _as_seen(
         raise NeedsSync("what is published of it changed again during the repair")
     if changes := unsent_changes(state, storage, outdated_columns(job, state, storage)):
         raise NeedsSync("; ".join(changes))
-    then_files, files = (side.files if side else [] for side in (drifted.storage, storage))
-    if then_files != files:
+    if drifted.storage.files != storage.files:
         raise NeedsSync("a partition was rewritten or truncated again during the repair")
     present = column_states(
         table.columns, table.key_columns, job.pipeline.target.types_of(state.table_name)

@@ -32,7 +32,7 @@ from waldelta.lake.ledger import SYNCED, StorageState, TableState
 from waldelta.lake.staging_leftovers import copy_folder
 from waldelta.metadata_columns import RAW
 from waldelta.pipeline import Job, SourceLoad
-from waldelta.pipeline.drift import as_published, read_catalog_tables, stored
+from waldelta.pipeline.drift import CatalogTable, as_published, read_catalog_tables, stored
 from waldelta.pipeline.source import xmin_age
 from waldelta.pipeline.targets import ReplicatedTarget, column_states, read_target_filter
 from waldelta.pipeline.targets.target_sources import read_target, to_text
@@ -137,7 +137,7 @@ def synced_state(
 def published_state(
     first_row: TableState,
     replicated: ReplicatedTarget,
-    storage: StorageState | None,
+    storage: StorageState,
     target_filter: str | None,
     pipeline: PipelineFile,
 ) -> TableState:
@@ -408,7 +408,7 @@ def _reader(source: CopySource, tasks: Sequence[Sequence[Chunk]]) -> ChunkReader
 
 def source_as_of(
     holder: SnapshotHolder, job: Job, table_id: TableId
-) -> tuple[ReplicatedTarget, StorageState | None]:
+) -> tuple[ReplicatedTarget, StorageState]:
     """Returns the target, and how its source rows are stored, as the snapshot sees them."""
     try:
         target = read_target(holder.connection, job.pipeline, table_id)
@@ -425,9 +425,10 @@ def source_as_of(
         )
     if target.problem is not None:
         raise ConfigError(target.problem)
-    now = present.get(target.table.oid)
+    table = present.get(target.table.oid, CatalogTable())
     is_part = target.mapping.root_id is not None or target.mapping.partition is not None
-    return target, stored(now, {leaf.oid for leaf in target.table.leaves} if is_part else None)
+    leaves = {leaf.oid for leaf in target.table.leaves}
+    return target, stored(table, leaves) if is_part else table.storage
 
 
 def check_primary(connection: psycopg.Connection[Any], job: Job) -> None:

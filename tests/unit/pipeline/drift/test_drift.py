@@ -24,9 +24,13 @@ INT = PgType(23, -1, "integer")
 
 
 def find_drift(file, state, table, catalog, mapping=None):
-    """Compare a target of the name public.t with its source, by default the table of that name."""
+    """Compare a target of the name public.t with its source, by default the table of that name.
+
+    Returns None where there is nothing to report or record.
+    """
     mapping = mapping or TargetSource(table.id, frozenset({table.oid}))
-    return stage.find_drift(file, state, catalog, ReplicatedTarget(table.id, mapping, table))
+    drift = stage.find_drift(file, state, catalog, ReplicatedTarget(table.id, mapping, table))
+    return drift if drift.reasons or drift.is_new else None
 
 
 def pipeline(where=None, drift=None, manage=True):

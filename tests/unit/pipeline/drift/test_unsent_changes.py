@@ -56,9 +56,9 @@ def state(storage):
 
 
 def test_a_target_without_a_record_gets_one():
-    """Rows of versions that recorded none say nothing about earlier rewrites."""
-    assert unsent_changes(state(None), BEFORE, ()) == []
-    recorded = to_record(state(None), BEFORE, ())
+    """No record says nothing about earlier rewrites."""
+    assert unsent_changes(state(StorageState()), BEFORE, ()) == []
+    recorded = to_record(state(StorageState()), BEFORE, ())
     assert recorded is not None
     assert recorded.storage == BEFORE
 
@@ -66,7 +66,7 @@ def test_a_target_without_a_record_gets_one():
 def test_what_is_recorded():
     """Any other storage, but one by which a copy or a new column is judged."""
     assert to_record(state(BEFORE), BEFORE, ()) is None
-    assert to_record(state(BEFORE), None, ()) is None
+    assert to_record(state(BEFORE), StorageState(), ()) is None
     for case, (present, expected) in CASES.items():
         recorded = to_record(state(BEFORE), present, ())
         assert (recorded is None) is (bool(expected) or present == BEFORE), case

@@ -49,25 +49,24 @@ def pipeline(**entry) -> PipelineFile:
 
 
 CASES = [
-    ("a mirror's mode isn't told", PLAIN, None, SNAPSHOT, pipeline(), {"mode": None}),
-    ("another mode is", PLAIN, None, SNAPSHOT, pipeline(mode="history"), {"mode": "history"}),
-    ("its own name isn't told", PLAIN, None, SNAPSHOT, pipeline(),
+    ("a mirror's mode isn't told", PLAIN, StorageState(), SNAPSHOT, pipeline(), {"mode": None}),
+    ("another mode is", PLAIN, StorageState(), SNAPSHOT, pipeline(mode="history"),
+     {"mode": "history"}),
+    ("its own name isn't told", PLAIN, StorageState(), SNAPSHOT, pipeline(),
      {"source_table": None, "root_id": None}),
     ("what it gathers is",
      replace(PLAIN, mapping=TargetSource(TableId("public", "parts"), frozenset({7}), root_id=6)),
-     None, SNAPSHOT, pipeline(), {"source_table": "public.parts", "root_id": 6}),
-    ("rows were copied", PLAIN, None, SNAPSHOT, pipeline(), {"copy_skipped": None}),
-    ("no row was copied", PLAIN, None, BEGINS, pipeline(copy=False),
+     StorageState(), SNAPSHOT, pipeline(), {"source_table": "public.parts", "root_id": 6}),
+    ("rows were copied", PLAIN, StorageState(), SNAPSHOT, pipeline(), {"copy_skipped": None}),
+    ("no row was copied", PLAIN, StorageState(), BEGINS, pipeline(copy=False),
      {"copy_skipped": True,
       "reason": ("replicated without a copy: it gets the changes since 0/10, and lacks all other"
                  " rows"), "key_columns": ["id"]}),
-    ("columns of a target that is continued", PLAIN, None, replace(BEGINS, former=FORMER),
+    ("columns of a target that is continued", PLAIN, StorageState(), replace(BEGINS, former=FORMER),
      pipeline(copy=False),
      {"copy_skipped": True, "key_columns": ["a"], "columns": FORMER.columns,
       "reason": ("replicated without a copy: it continues at 0/10, and lacks earlier changes that"
                  " weren't applied")}),
-    ("columns that aren't known", PLAIN, None, SNAPSHOT, pipeline(),
-     {"unpublished": [], "storage": None}),
     ("columns not published", PLAIN, ATTRIBUTES, SNAPSHOT, pipeline(),
      {"unpublished": [2], "storage": ATTRIBUTES}),
 ]  # fmt: skip
@@ -91,7 +90,7 @@ def test_what_is_told_of_a_copy(target, storage, begins, file, told):
 
 def test_the_row_goes_on_from_the_one_that_began():
     """Run, generation, life and reason are the copy's; the rest is as the snapshot saw it."""
-    state = copied_state(PLAIN, None, SNAPSHOT, pipeline())
+    state = copied_state(PLAIN, StorageState(), SNAPSHOT, pipeline())
     begun = ("run_id", "table_name", "generation", "reason", "incarnation")
     assert [getattr(state, name) for name in begun] == [getattr(BEGUN, name) for name in begun]
     assert (state.status, state.snapshot, state.snapshot_lsn) == (SYNCED, "700:700:", 0x16B374D848)
