@@ -9,7 +9,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -114,18 +114,30 @@ def styled(text: str, style: str) -> str:
     return captured.get()
 
 
-def table(headings: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> Table:
-    """Returns a table of texts in the style of all verbs; None is an empty cell."""
+def table(
+    headings: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    title: str = "",
+    numbers: Collection[str] = (),
+) -> Table:
+    """Returns a table of texts in the style of all verbs, with ``numbers`` at the right of their
+    columns; None is an empty cell.
+    """
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     result = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD)
     for heading in headings:
-        # An id is copied into the next command.
-        result.add_column(heading, overflow="fold", no_wrap=heading == "id")
+        result.add_column(
+            heading,
+            justify="right" if heading in numbers else "left",
+            overflow="fold",
+            no_wrap=heading == "id",  # It is copied into the next command.
+        )
     for row in rows:
-        result.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
+        cells = (f"{cell:,}" if isinstance(cell, int) else cell for cell in row)
+        result.add_row(*(Text("" if cell is None else str(cell)) for cell in cells))
     return result
 
 

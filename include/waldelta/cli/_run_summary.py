@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from rich import box
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
-from rich.text import Text
 
 from waldelta.cli._output import table
 from waldelta.pipeline import RunResult
@@ -99,22 +97,13 @@ def print_summary(result: RunResult, console: Console, stage: str | None = None)
 
 def _targets(result: RunResult) -> Table:
     columns, states = _COLUMNS.get(result.verb, {}), result.targets.states()
-    targets = Table(box=box.SIMPLE_HEAD)
-    targets.add_column("table", overflow="fold")
-    for heading in columns:
-        targets.add_column(heading, justify="right")
-    if states:
-        targets.add_column("state", overflow="fold")
+    rows = []
     for name in sorted(result.tables.keys() | states.keys()):
         changes = result.tables.get(name)
-        numbers = [getattr(changes, attribute, None) for attribute in columns.values()]
         note = f"{name} (truncated)" if changes is not None and changes.truncated else name
-        targets.add_row(
-            Text(note),
-            *("" if number is None else f"{number:,}" for number in numbers),
-            *([states.get(name, "")] if states else []),
-        )
-    return targets
+        numbers = (getattr(changes, attribute, None) for attribute in columns.values())
+        rows.append([note, *numbers, *([states.get(name)] if states else [])])
+    return table(["table", *columns, *(["state"] if states else [])], rows, numbers=columns)
 
 
 def _unbroken(targets: Table, console: Console) -> Table:

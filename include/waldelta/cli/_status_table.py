@@ -11,7 +11,6 @@ from concurrent.futures import TimeoutError as TimedOut
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -51,7 +50,22 @@ def status_table(status: Mapping[str, Any], file: str = "FILE") -> Group:
 
     Commands name the pipeline file as ``file``.
     """
-    parts: list[RenderableType] = [_facts(status), Text(), _targets(status["targets"])]
+    targets = status["targets"]
+    rows = (
+        (
+            name,
+            _state(of),
+            _next(of),
+            of["mode"],
+            of["rows_copied"],
+            of["quarantined"],
+            of["reason"],
+        )
+        for name, of in sorted(targets.items())
+    )
+    title, numbers = counted(len(targets), "target"), ("rows copied", "in quarantine")
+    headings = ("table", "status", "next", "mode", *numbers, "reason")
+    parts: list[RenderableType] = [_facts(status), Text(), table(headings, rows, title, numbers)]
     if waiting := status["waiting"]:
         parts += [Text("\nWaiting for a decision", style="bold"), waiting_table(waiting, file)]
     for heading, lines in _findings(status):
@@ -92,22 +106,6 @@ def _slot(slot: Mapping[str, Any]) -> str:
     if slot["safe_wal_size"] is not None:
         parts.append(f"{size(slot['safe_wal_size'])} left before PostgreSQL may drop it")
     return ", ".join(parts)
-
-
-def _targets(targets: Mapping[str, Mapping[str, Any]]) -> Table:
-    table = Table(title=counted(len(targets), "target"), title_justify="left", box=box.SIMPLE_HEAD)
-    for name in ("table", "status", "next", "mode"):
-        table.add_column(name, overflow="fold")
-    for name in ("rows copied", "in quarantine"):
-        table.add_column(name, justify="right")
-    table.add_column("reason", overflow="fold")
-    for name, target in sorted(targets.items()):
-        table.add_row(
-            name, _state(target), _next(target),
-            target["mode"] or "",
-            f"{target['rows_copied']:,}", f"{target['quarantined']:,}", target["reason"] or "",
-        )  # fmt: skip
-    return table
 
 
 def _state(target: Mapping[str, Any]) -> str:
