@@ -101,11 +101,9 @@ def check_behind(
         return False
     try:
         _check_range(connection, source, move, verified, position)
-    except psycopg.errors.UndefinedObject as err:
+    except PublicationGone as err:
         # Before PostgreSQL 18, decoding fails once a publication in the list is gone; what landed
         # is durable.
-        if not isinstance(peek_error(source.slot, ServerError.of(err)), PublicationGone):
-            raise
         log.warning(
             "slot %s moves past %s..%s without a comparison: %s",
             *(move.slot, Lsn(verified.begins), Lsn(move.lsn), err),
@@ -262,25 +260,28 @@ def first_message(connection: Connection, source: Source, upto: Lsn) -> bytes | 
     """Returns the first message that the slot has for us up to a position; None without any.
 
     It reads the ``whole`` source, of which landing discards every Stream Abort (envelope). The
-    server's limit counts those, so more messages are requested while nothing else comes.
+    server's limit counts those, so more messages are requested while nothing else comes. Raises
+    PeekTimeout after a statement timeout, and as named_use() does.
     """
     most = 1
     while True:
         query = _FIRST.format(
             changes=call("peek", source, upto, most, "data"), abort=STREAM_ABORT, most=most
         )
-        ((data, count),) = connection.execute(query.encode()).fetchall()
+        with named_use(source.slot, psycopg.errors.QueryCanceled):
+            ((data, count),) = connection.execute(query.encode()).fetchall()
         first = bytes(data) if data is not None else None
         if first is not None or count < most:
             return first
         most *= _MORE
 
 
-def named_use(slot: str) -> AbstractContextManager[None]:
-    """Name the server's error when another process reads the slot at that moment."""
-    return raised_as(
-        lambda err: peek_error(slot, ServerError.of(err)), (psycopg.errors.ObjectInUse, *NO_ROOM)
-    )
+def named_use(slot: str, *kinds: type[psycopg.Error]) -> AbstractContextManager[None]:
+    """Name the server's error when another process reads the slot at that moment, a publication is
+    gone, or the server has no room for the answer; errors of other ``kinds``, too.
+    """
+    common = (psycopg.errors.ObjectInUse, psycopg.errors.UndefinedObject, *NO_ROOM)
+    return raised_as(lambda err: peek_error(slot, ServerError.of(err)), common + kinds)
 
 
 def is_plain(connection: psycopg.Connection[Any], publication_names: Sequence[str]) -> bool:

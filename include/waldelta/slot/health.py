@@ -31,9 +31,8 @@ from waldelta.postgres import limited
 from waldelta.quantities import duration, size
 from waldelta.server_errors.sqlstate import ServerError
 from waldelta.slot.acknowledge import confirmed_lsn, first_message
-from waldelta.slot.read import peek_error
 from waldelta.slot.read.decode_failure import Refusal
-from waldelta.slot.read.peek import NO_ROOM, with_options
+from waldelta.slot.read.peek import with_options
 from waldelta.slot.slot import SlotState
 
 log = logging.getLogger(__name__)
@@ -225,13 +224,11 @@ def oldest_unread(connection: psycopg.Connection[Any], job: Job, upto: Lsn) -> d
             # Messages that aren't transactional have no commit time, and targets have none of them.
             changes = with_options(source, streaming="off", messages=False)
             first = first_message(connection, changes, upto)
-    except psycopg.errors.QueryCanceled as err:
+    except PeekTimeout as err:
         raise PeekTimeout(
             f"slot {source.slot!r} has more pending WAL than the search can read in"
             f" {SEARCH_BUDGET_S:g} s"
         ) from err
-    except (psycopg.errors.UndefinedObject, psycopg.errors.ObjectInUse, *NO_ROOM) as err:
-        raise peek_error(source.slot, ServerError.of(err)) from None
     except psycopg.DatabaseError as err:
         if Refusal.of(ServerError.of(err)) is None:
             raise

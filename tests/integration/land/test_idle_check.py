@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 
+import psycopg
 import pytest
 from airflow.sdk.exceptions import AirflowTaskTimeout
 from airflow.sdk.execution_time.timeout import TimeoutPosix
@@ -17,7 +18,7 @@ from waldelta.pipeline import RunResult, StageResult
 from waldelta.pipeline.run_result import LandedChanges
 from waldelta.postgres.server_position import ServerPosition, read_position
 from waldelta.slot import read_slot
-from waldelta.slot.acknowledge import confirmed_lsn
+from waldelta.slot.acknowledge import confirmed_lsn, named_use
 from waldelta.slot.health import oldest_unread
 from waldelta.stages.land import idle_check as idle
 from waldelta.stages.land.drain import drain
@@ -176,7 +177,8 @@ def test_a_look_has_a_budget(database, job, monkeypatch):
 
     def read_long(connection, *_):
         reads.append(budget)
-        connection.execute("select pg_sleep(99)")
+        with named_use("s", psycopg.errors.QueryCanceled):
+            connection.execute("select pg_sleep(99)")
 
     monkeypatch.setattr(idle, "first_message", read_long)
     for budget in (0.0, 0.5, 1.5):

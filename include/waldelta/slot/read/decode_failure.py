@@ -185,23 +185,6 @@ class Reading:
         return None
 
 
-def check_next(job: Job, err: psycopg.Error, bound: PeekBound) -> None:
-    """Raise SlotUnreadable when the slot's next transaction can't be decoded.
-
-    ``err`` is the first error, which a new call must repeat. Raises ``err`` when it is about
-    anything else. Returns when an earlier transaction can be read, or nothing is refused any more.
-    """
-    if Refusal.of(ServerError.of(err)) is None:
-        raise err
-    source = whole(job.pipeline.source)
-
-    ask = partial(_read_whole, job, source, bound)
-    first = ask(1)
-    last, refusal = (None, first) if isinstance(first, Refusal) else last_readable(ask, first)
-    if refusal is not None and (last is None or not last.landing):
-        raise _unreadable(job, source, refusal) from None
-
-
 def _read_whole(job: Job, source: Source, bound: PeekBound, most: int) -> Answer | Refusal:
     """Returns the answer for complete transactions with at least ``most`` messages.
 

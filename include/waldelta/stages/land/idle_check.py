@@ -52,8 +52,8 @@ from waldelta.slot.acknowledge import first_message, move_idle_slot
 from waldelta.slot.gaps import gaps_recorded
 from waldelta.slot.health import critical, log_warnings
 from waldelta.slot.read import ReadRequest, peek_error
-from waldelta.slot.read.decode_failure import check_next
-from waldelta.slot.read.peek import NO_ROOM, PeekBound, end_old_backends, whole
+from waldelta.slot.read.decode_failure import Reading
+from waldelta.slot.read.peek import PeekBound, end_old_backends, whole
 from waldelta.slot.recovery import Recovered, check_unmoved, slot_move
 from waldelta.slot.standby import check_slot
 from waldelta.stages.setup.new_tables import adopt_or_report
@@ -185,14 +185,15 @@ def _reason_to_run(
     try:
         with limited(connection, "statement_timeout", timeout_s):
             message = first_message(connection, source, upto)
-    except (psycopg.errors.QueryCanceled, *NO_ROOM):
+    except (PeekTimeout, PeekTooLarge, SourceDiskFull):
         # Landing reads smaller windows until it succeeds, or reports what is missing.
         return too_much
-    except (psycopg.errors.UndefinedObject, psycopg.errors.ObjectInUse) as err:
-        raise peek_error(source.slot, ServerError.of(err)) from None
     except psycopg.Error as err:
         # The error may be of the first transaction, or of one after messages that are discarded.
-        check_next(job, err, PeekBound(upto, 1, timeout_s, 0))
+        error = peek_error(source.slot, ServerError.of(err))
+        unreadable = Reading(job).refused(error, PeekBound(upto, 1, timeout_s, 0))
+        if unreadable is not None:
+            raise unreadable from None
         return f"changes {between}"
     return f"changes {between}" if message is not None else None
 

@@ -22,7 +22,6 @@ from waldelta.errors import (
     SlotMissing,
     SourceChanged,
     SourceError,
-    SourceUnreachable,
     TransactionsStillOpen,
     WaldeltaError,
 )
@@ -50,10 +49,8 @@ from waldelta.postgres.publication_membership import (
     to_texts,
 )
 from waldelta.quantities import first_of, size
-from waldelta.server_errors.sqlstate import ServerError
 from waldelta.slot import PLUGIN, SlotState, check_ours, read_slot, slot_position
-from waldelta.slot.acknowledge import kept_copy
-from waldelta.slot.read import peek_error
+from waldelta.slot.acknowledge import kept_copy, named_use
 from waldelta.slot.read.peek import call, whole
 from waldelta.slot.slot import CREATE_TIMEOUT_S, create_slot, drop_slot
 from waldelta.slot.standby import snapshots_logged, wait_replayed
@@ -436,7 +433,7 @@ def _try_decoding(job: Job, names: Sequence[str]) -> Finding | None:
             _read_all(connection, source, names)
     except PublicationGone as err:
         return problem(str(err))
-    except (psycopg.Error, SourceUnreachable) as err:
+    except (psycopg.Error, SourceError) as err:
         log.info("slot=%s no trial read is possible: %s", source.slot, err)
         return warning(
             f"publication {', '.join(map(repr, names))} may be newer than changes pending in slot"
@@ -450,7 +447,7 @@ def _read_all(conn: Connection, source: Source, names: Sequence[str]) -> None:
     """Decode the slot's pending WAL with these publications, in a slot copy, so that readers of the
     slot aren't disturbed. The copy is temporary, and ends with the session.
 
-    Raises PublicationGone and psycopg.Error.
+    Raises errors of named_use() and psycopg.Error.
     """
     trial = source.model_copy(
         update={"slot": f"waldelta_trial_{conn.info.backend_pid}",
@@ -459,10 +456,8 @@ def _read_all(conn: Connection, source: Source, names: Sequence[str]) -> None:
     conn.execute("select pg_copy_logical_replication_slot(%s, %s, true)", (source.slot, trial.slot))
     ((flushed,),) = conn.execute(f"select ({READABLE_LSN})::text".encode()).fetchall()
     conn.execute(f"set statement_timeout = '{TRIAL_S}s'".encode())
-    try:
+    with named_use(source.slot):
         conn.execute(call("peek", whole(trial), Lsn.parse(flushed), None, "count(*)").encode())
-    except psycopg.errors.UndefinedObject as err:
-        raise peek_error(source.slot, ServerError.of(err)) from None
 
 
 @contextmanager
