@@ -17,7 +17,6 @@ from typing import Any
 from waldelta.catalogs.catalog import (
     DELTA_PROPERTIES,
     LOCATION,
-    EntryColumn,
     NameRule,
     Registered,
     Registration,
@@ -211,7 +210,14 @@ class HiveMetastore:
             viewOriginalText=table.query,
             viewExpandedText=table.query,
             sd=kinds.StorageDescriptor(
-                cols=[_field(kinds, column) for column in table.columns],
+                cols=[
+                    kinds.FieldSchema(
+                        column.name,
+                        hive_type(column.spark_type),
+                        (column.comment or "")[:_MOST_COMMENT] or None,
+                    )
+                    for column in table.columns
+                ],
                 location=None if is_view else table.location,
                 inputFormat=INPUT,
                 outputFormat=OUTPUT,
@@ -226,11 +232,6 @@ class HiveMetastore:
         if self._catalog is not None:
             entry.catName = self._catalog
         return entry
-
-
-def _field(kinds: Any, column: EntryColumn) -> Any:
-    comment = (column.comment or "")[:_MOST_COMMENT] or None
-    return kinds.FieldSchema(column.name, hive_type(column.spark_type), comment)
 
 
 def _schema_properties(table: Registration) -> dict[str, str]:

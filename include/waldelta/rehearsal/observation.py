@@ -73,10 +73,6 @@ class Effect:
         """Whether it changed what isn't a table's own, such as a type or a schema's name."""
         return not self.touched and self.status.partition(" ")[0] not in _NOTHING_ELSE
 
-    def blocked_by(self, oid: int) -> str:
-        """Returns who waits for the statement's lock on a table; empty if nobody does."""
-        return LOCK_MODES.get(self.locks.get(oid, ""), "")
-
 
 class TooLong(psycopg.Error):
     """The statement ran longer than the rehearsal allows."""

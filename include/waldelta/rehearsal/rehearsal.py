@@ -34,7 +34,7 @@ from waldelta.rehearsal.generated_rows import (
     workload,
 )
 from waldelta.rehearsal.migration import SqlCommand
-from waldelta.rehearsal.observation import Effect, TooLong, execute_within, observe
+from waldelta.rehearsal.observation import LOCK_MODES, Effect, TooLong, execute_within, observe
 from waldelta.rehearsal.production import (
     COPIED_PER_SECOND,
     Production,
@@ -361,12 +361,9 @@ class _Stage:
         if effect.error is not None:
             yield Impact("error", "", f"{statement.place}: {effect.error}", effect.way)
             return
-        for oid in effect.locks:
-            who, name, work = (
-                effect.blocked_by(oid),
-                effect.names[oid],
-                _work_on(oid, effect, statement.text),
-            )
+        for oid, mode in effect.locks.items():
+            who, name = LOCK_MODES[mode], effect.names[oid]
+            work = _work_on(oid, effect, statement.text)
             if who and work is not None:
                 at = self.pipeline.production.sizes.get(name)
                 seconds = 0.0 if at is None else at.bytes / work.bytes_per_second

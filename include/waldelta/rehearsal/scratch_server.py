@@ -24,7 +24,7 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from waldelta.errors import ConfigError, raised_as
+from waldelta.errors import ConfigError
 from waldelta.postgres import Connection, connect
 from waldelta.rehearsal.embedded_postgres import EmbeddedPostgres, local_versions
 
@@ -89,16 +89,14 @@ def _start(folder: Path, version: int | None) -> str:
     The socket is in a folder that the server's user alone may enter, so it needs no password.
     Checking one takes longer than most statements of a rehearsal.
     """
-    with raised_as(_not_started, (OSError, RuntimeError)):
+    try:
         server = EmbeddedPostgres(folder / "server", _nearest(version), _SETTINGS).start()
+    except (OSError, RuntimeError) as err:
+        raise ConfigError(
+            f"PostgreSQL didn't start for the rehearsal ({err}): set TMPDIR to a folder that every"
+            " user may enter, or pass --scratch"
+        ) from None
     return make_conninfo(host=str(server.data), port=server.port, user="postgres")
-
-
-def _not_started(err: Exception) -> ConfigError:
-    return ConfigError(
-        f"PostgreSQL didn't start for the rehearsal ({err}): set TMPDIR to a folder that every user"
-        " may enter, or pass --scratch"
-    )
 
 
 def _nearest(version: int | None) -> int:

@@ -156,12 +156,13 @@ def remaining_on_primary(primary: Connection, connection: Connection, name: str)
     slot = read_slot(primary, name) if connection is not primary else None
     if slot is None:
         return []
-    line = (
-        f"the primary also has a slot {name!r}, which this pipeline doesn't read and which keeps"
-        f" more and more WAL (now {size(slot.retained_bytes)}): unless another program reads it,"
-        f" drop it there: select pg_drop_replication_slot('{name}')"
-    )
-    return [line]
+    return [
+        (
+            f"the primary also has a slot {name!r}, which this pipeline doesn't read and which"
+            f" keeps more and more WAL (now {size(slot.retained_bytes)}): unless another program"
+            f" reads it, drop it there: select pg_drop_replication_slot('{name}')"
+        )
+    ]
 
 
 def wait_replayed(

@@ -136,7 +136,11 @@ def plan_evolution(  # noqa: PLR0913, PLR0917 - what was, came and is there, and
     ]
     numbers, last = [list(there) for there in places], relations[-1]
     _check_continuous(state, numbers)
-    _check_types(state, relations, numbers)
+    for name in _retyped(state, relations, numbers).values():
+        raise NeedsSync(
+            f"{state.table_name}: column {name!r} changed its type, which rewrote the rows, and"
+            " PostgreSQL doesn't replicate rewrites"
+        )
     copied = {column.attnum: column for column in state.columns if column not in alone}
     key = tuple(renames.get(name, name) for name in _key(state, relations, numbers))
     new = _with_types(last, numbers[-1], key, types, options, renames)
@@ -393,16 +397,6 @@ def keeps_values(old: tuple[int, int], new: tuple[int, int]) -> bool:
             new_typmod == -1 or (old_typmod != -1 and new_typmod >= old_typmod)
         )
     return {old_oid, new_oid} == {TEXT_OID, VARCHAR_OID} and new_typmod == -1
-
-
-def _check_types(
-    state: TableState, relations: Sequence[Relation], numbers: Sequence[list[int]]
-) -> None:
-    for name in _retyped(state, relations, numbers).values():
-        raise NeedsSync(
-            f"{state.table_name}: column {name!r} changed its type, which rewrote the rows, and"
-            " PostgreSQL doesn't replicate rewrites"
-        )
 
 
 def _retyped(

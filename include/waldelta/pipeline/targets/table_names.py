@@ -27,20 +27,16 @@ def check_names(job: Job, names: Iterable[str]) -> None:
 
 
 def unknown_tables(unknown: Collection[str], table_names: Collection[str]) -> ConfigError:
-    """Returns the error of names that none of the known tables has."""
-    near = {name: nearest for name in unknown if (nearest := _nearest(name, table_names))}
+    """Returns the error of names that none of the known tables has.
+
+    >>> print(unknown_tables(["public.ordrs"], ["public.orders", "public.lines"]))
+    the pipeline has no table public.ordrs: did you mean public.orders?
+    """
+    names = sorted(table_names)
+    near = [match for name in unknown for match in get_close_matches(name, names, 1)]
     hint = (
-        f"did you mean {', '.join(near.values())}?"
+        f"did you mean {', '.join(near)}?"
         if near
-        else f"it has {first_of(sorted(table_names)) or 'none yet: run setup'}"
+        else f"it has {first_of(names) or 'none yet: run setup'}"
     )
     return ConfigError(f"the pipeline has no table {', '.join(sorted(unknown))}: {hint}")
-
-
-def _nearest(name: str, table_names: Collection[str]) -> str | None:
-    """Returns the known table whose name is most like another.
-
-    >>> _nearest("public.ordrs", ["public.orders", "public.lines"])
-    'public.orders'
-    """
-    return next(iter(get_close_matches(name, sorted(table_names), 1)), None)

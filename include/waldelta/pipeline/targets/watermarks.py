@@ -81,6 +81,7 @@ class Watermarks:
         external writer made it unreadable.
         """
         place = self._job.lake.target(state.table_name)
+        in_cut = self.cut.of(state) if self.cut is not None else None
         try:
             if (newest := place.committed(apply_app_id(self.identity, state))) is None:
                 raise StateError(
@@ -88,7 +89,8 @@ class Watermarks:
                     " it again"
                 )
         except TableError as err:
-            altered = upgrade(place, state.table_name, self._last_version(state), err)
+            last_version = in_cut.version if in_cut is not None else state.version or 0
+            altered = upgrade(place, state.table_name, last_version, err)
             if altered is not None:
                 raise altered from err
             raise StateError(
@@ -98,16 +100,11 @@ class Watermarks:
             ) from err
         self.versions[state.table_name], committed = newest
         floor = self.identity.floor
-        in_cut = self.cut.batch if self.cut is not None and self.cut.of(state) is not None else 0
-        applied = max(committed, in_cut, floor)
+        cut_batch = self.cut.batch if self.cut is not None and in_cut is not None else 0
+        applied = max(committed, cut_batch, floor)
         if applied > floor or not state.snapshot:
             return applied
         return self.change_log.visible_upto(Snapshot.parse(state.snapshot), floor)
-
-    def _last_version(self, state: TableState) -> int:
-        """Returns the newest version of a target that the ledger knows."""
-        target = self.cut.of(state) if self.cut is not None else None
-        return target.version if target is not None else state.version or 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -292,10 +292,6 @@ def _check_alike(values: list[Datum]) -> None:
         raise _Uncertain("a common type with fewer decimal places")
 
 
-def _is_double(value: Datum) -> bool:
-    return isinstance(value, pa.Scalar) and pa.types.is_float64(value.type)
-
-
 def _with_double(values: Datum, bound: Datum) -> tuple[Datum, Datum]:
     """Returns numbers and a constant that Arrow compares as Spark does, which rounds both to
     doubles.
@@ -315,7 +311,7 @@ def _with_double(values: Datum, bound: Datum) -> tuple[Datum, Datum]:
 
 
 def _compare(key: str, first: Datum, second: Datum) -> Datum:
-    if _is_double(second):
+    if isinstance(second, pa.Scalar) and pa.types.is_float64(second.type):
         return _COMPARED[key](*_with_double(first, second))
     _check_alike([first, second])
     if pa.types.is_null(first.type):

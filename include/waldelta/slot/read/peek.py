@@ -215,7 +215,8 @@ def peek(
     # The import loads pandas, which an idle check must not pay for.
     import adbc_driver_postgresql.dbapi
 
-    end_old_readers(conninfo, source.slot)
+    with PLAIN_SESSIONS.session(conninfo, f"waldelta fence {source.slot}") as fence:
+        _terminate_backends(fence, source.slot, _READERS)
     statement, times = _statement(source, bound), times or PeekTimes()
     envelope = Envelope(bound.next_xid8, protocol_version(source.options), bound.skipped)
     began = time.monotonic()
@@ -289,14 +290,6 @@ def whole(source: Source) -> Source:
 def with_options(source: Source, **options: object) -> Source:
     """Returns the source with these options of pgoutput."""
     return source.model_copy(update={"options": source.options.model_copy(update=options)})
-
-
-def end_old_readers(conninfo: str, slot: str) -> None:
-    """End backends that an earlier attempt of ours left reading this slot, and wait for their
-    end.
-    """
-    with PLAIN_SESSIONS.session(conninfo, f"waldelta fence {slot}") as connection:
-        _terminate_backends(connection, slot, _READERS)
 
 
 def end_old_backends(connection: psycopg.Connection[Any], slot: str) -> None:

@@ -163,24 +163,26 @@ def slot_that_stays(
             "the lake's bookkeeping doesn't know that this pipeline made it (was _waldelta"
             " removed?)"
         )
-    line = (
-        f"slot {slot.name} stays and keeps {size(slot.retained_bytes)} of WAL, growing: {why};"
-        " unless another program reads it, drop it: select"
-        f" pg_drop_replication_slot('{slot.name}')"
-    )
-    return [line]
+    return [
+        (
+            f"slot {slot.name} stays and keeps {size(slot.retained_bytes)} of WAL, growing: {why};"
+            " unless another program reads it, drop it: select"
+            f" pg_drop_replication_slot('{slot.name}')"
+        )
+    ]
 
 
 def copy_that_stays(conn: Connection, slot: str) -> list[str]:
     """Returns a line about the slot copy that a mismatch left."""
     if (copy := kept_copy(conn, slot)) is None:
         return []
-    line = (
-        f"slot {copy} stays and keeps WAL, growing: it is the evidence of a mismatch"
-        " (ConsumeMismatch); after you have examined it, drop it:"
-        f" select pg_drop_replication_slot('{copy}')"
-    )
-    return [line]
+    return [
+        (
+            f"slot {copy} stays and keeps WAL, growing: it is the evidence of a mismatch"
+            " (ConsumeMismatch); after you have examined it, drop it:"
+            f" select pg_drop_replication_slot('{copy}')"
+        )
+    ]
 
 
 def judge_waits(conn: Connection) -> Iterable[Finding]:

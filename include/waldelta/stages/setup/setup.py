@@ -147,15 +147,6 @@ class SetupPlan:
         parts = [*(one.text() for one in self.statements), self.create_slot, self.alter_failover]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
 
-    def require_digest(self, digest: str) -> None:
-        """Raise PreflightFailed when the plan isn't the one that was rehearsed."""
-        if digest != self.digest:
-            why = (
-                f"the plan's digest is {self.digest}, and --expect names {digest}: what setup would"
-                " do isn't what was rehearsed; rehearse the pipeline file again"
-            )
-            raise PreflightFailed([why])
-
     def as_sql(self) -> str:
         """Returns the plan as a script for psql -f, which stops at the first error; empty without
         changes.
@@ -245,10 +236,18 @@ class SetupPlan:
         warnings = () if estimate is None else estimate.findings
         return replace(self, estimate=estimate, findings=(*self.findings, *warnings))
 
-    def require(self) -> None:
-        """Raise PreflightFailed with every problem."""
+    def require(self, digest: str | None = None) -> None:
+        """Raise PreflightFailed with every problem, or when the plan isn't the one that was
+        rehearsed, which has this digest.
+        """
         if self.problems:
             raise PreflightFailed(self.problems)
+        if digest not in (None, self.digest):
+            why = (
+                f"the plan's digest is {self.digest}, and --expect names {digest}: what setup would"
+                " do isn't what was rehearsed; rehearse the pipeline file again"
+            )
+            raise PreflightFailed([why])
 
     def require_for_dba(self) -> None:
         """Raise PreflightFailed with the problems that no privilege solves."""
@@ -378,9 +377,7 @@ def carry_out(
     with job.source.connect_slot("fence", conn) as connection:
         end_old_backends(connection, job.pipeline.source.slot)
     plan = plan_setup(conn, job, judge_suite, renew=renew)
-    plan.require()
-    if expected is not None:
-        plan.require_digest(expected)
+    plan.require(expected)
     if renew:
         with job.source.connect_slot("setup", conn) as slot_conn:
             lock.verify()

@@ -41,8 +41,6 @@ TIMEOUTS = {
         " often, or a resync has to compare all tables"
     ),
 }
-# These settings limit the slot, so they are read from the server that has it.
-SLOT_TIMEOUTS = frozenset({"idle_replication_slot_timeout"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +53,6 @@ class ServerFacts:
     role: str
     database: str
     superuser: bool
-    bypass_rls: bool
     can_replicate: bool
     can_create: bool
     can_make_slots: bool
@@ -285,7 +282,6 @@ select (select jsonb_object_agg(name, setting) from pg_settings where name = any
        current_user::text as role,
        current_database()::text as database,
        r.rolsuper as superuser,
-       r.rolsuper or r.rolbypassrls as bypass_rls,
        r.rolsuper or r.rolreplication or exists (
            select from pg_roles m where m.rolname = 'rds_replication' and pg_has_role(current_user,
              m.oid, 'usage')

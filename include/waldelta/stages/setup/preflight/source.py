@@ -46,7 +46,6 @@ from waldelta.stages.setup.facts.publications import (
     plan_publications,
 )
 from waldelta.stages.setup.facts.source_facts import (
-    SLOT_TIMEOUTS,
     TIMEOUTS,
     Facts,
     ServerFacts,
@@ -328,8 +327,9 @@ def _server_warnings(pipeline: PipelineFile, facts: Facts) -> Iterator[Finding]:
     )
     for setting, remedy in TIMEOUTS.items():
         # Snapshots and locks are on the primary, whichever server has the slot.
-        value = (server if setting in SLOT_TIMEOUTS else facts.server).number(setting)
-        unit = "s" if setting == "idle_replication_slot_timeout" else "ms"
+        is_of_slot = setting == "idle_replication_slot_timeout"
+        value = (server if is_of_slot else facts.server).number(setting)
+        unit = "s" if is_of_slot else "ms"
         yield from warning_if(value > 0, f"{setting} is {value} {unit}: {remedy}")
     limit = server.number("temp_file_limit")
     yield from warning_if(

@@ -445,13 +445,12 @@ def judge_wheres(
     """
     findings: list[Finding] = []
     for name in sorted(pipeline.target.tables):
-        where, mapping = pipeline.target.where_of(name), planned.sources.get(name)
+        entry, mapping = pipeline.target.tables[name], planned.sources.get(name)
+        where = entry.where
+        # Another finding says why a published table, or one with another source, has no target.
+        has_own_finding = entry.source or entry.partition_root or name in planned.published
         try:
-            if (
-                mapping is None
-                and where is not None
-                and not _is_reported(pipeline.target.tables[name], name, planned)
-            ):
+            if mapping is None and where is not None and not has_own_finding:
                 raise ConfigError(_why_unfed(conn, name, planned))
             if mapping is not None and mapping.where is not None:
                 options = pipeline.target.types_of(name)
@@ -487,13 +486,6 @@ def _needed(conn: Connection, mapping: TargetSource) -> list[Grant]:
         if mapping.root_id is None
         else [Grant("select on", sql_name(mapping.source.schema, mapping.source.name))]
     )
-
-
-def _is_reported(entry: TargetTable, name: str, planned: PlannedTargets) -> bool:
-    """Returns whether a finding about the source mapping already explains why there is no
-    source.
-    """
-    return entry.source is not None or entry.partition_root or name in planned.published
 
 
 def _why_unfed(conn: Connection, name: str, planned: PlannedTargets) -> str:
