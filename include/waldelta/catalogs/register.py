@@ -209,11 +209,10 @@ class _Registrar:
         places = Places.find(self.catalog, self.settings, _names(self.job, synced))
         self.failures |= places.refused
         former = Places.find(self.catalog, self.settings, _names(self.job, gone))
-        leftovers = former.of
         comments = _comments(self.job, synced.values())
         digests = {name: _digest(self.job, synced[name], comments) for name in sorted(places.of)}
-        if is_full or not self._is_unchanged(places.of, leftovers, digests):
-            self._compare(synced, places.of, leftovers, digests, comments)
+        if is_full or not self._is_unchanged(places.of, former.of, digests):
+            self._compare(synced, places.of, former.of, digests, comments)
             self._drop_former(rows, {*places.of.values()})
         if self.settings.cut_views:
             self._make_views({**former.views, **places.views}, places.of)

@@ -141,12 +141,16 @@ class _Resolver:
                 kind = replace(kind, digits=kind.digits or (1, 0))
             return self.with_default(Typed("constant", kind, start=node.start))
         form = FORMS.get(kind.name)
-        unusual = form is not None and not form.fullmatch(text)
-        self.refuse_if(unusual, node, f"a constant of type {kind} in an unusual form")
+        self.refuse_if(
+            form is not None and not form.fullmatch(text),
+            node,
+            f"a constant of type {kind} in an unusual form",
+        )
         if kind.name == "numeric":
             digits = (1, 0) if text[-1].isalpha() else numeric_digits(text)
-            too_many = f"a number of more than {MAX_PRECISION} digits"
-            self.refuse_if(sum(digits) > MAX_PRECISION, node, too_many)
+            self.refuse_if(
+                sum(digits) > MAX_PRECISION, node, f"a number of more than {MAX_PRECISION} digits"
+            )
             kind = replace(kind, digits=digits)
         self.refuse_if(
             kind.name == "interval" and interval_parts(text) is None,
@@ -208,12 +212,13 @@ class _Resolver:
             )
         if typed.type.name == "numeric":
             precision, scale = (*modifiers, 0)[:2]
-            too_many = f"a numeric of more than {MAX_PRECISION} digits"
-            self.refuse_if(precision > MAX_PRECISION or scale > precision, node, too_many)
-            digits = (precision - scale, scale)
-            return Typed(
-                "numeric_limit", replace(NUMERIC, digits=digits), (typed,), None, node.start
+            self.refuse_if(
+                precision > MAX_PRECISION or scale > precision,
+                node,
+                f"a numeric of more than {MAX_PRECISION} digits",
             )
+            kind = replace(NUMERIC, digits=(precision - scale, scale))
+            return Typed("numeric_limit", kind, (typed,), None, node.start)
         # The value of a constant has the modifier already.
         self.refuse_if(not typed.is_constant, node, f"a cast to {node.type.name} with a precision")
         return typed
@@ -252,8 +257,7 @@ class _Resolver:
             return self.constant(node, kind, None)
         if {element.type.name, kind.name} <= _ARE_TEXTS:
             return replace(element, type=kind)
-        is_other = element.type.name != kind.name
-        self.refuse_if(is_other, node, f"a cast of an array to {kind}[]")
+        self.refuse_if(element.type.name != kind.name, node, f"a cast of an array to {kind}[]")
         return element
 
     def merged(self, node: Node, operands: list[Typed]) -> tuple[Collation | None, int]:
@@ -277,8 +281,9 @@ class _Resolver:
 
     def need_boolean(self, node: Node, *typed: Typed) -> None:
         for each in typed:
-            is_other = each.type.name != "bool"
-            self.refuse_if(is_other, node, f"a {each.type}, where a boolean is wanted")
+            self.refuse_if(
+                each.type.name != "bool", node, f"a {each.type}, where a boolean is wanted"
+            )
 
     def collate(self, node: Collate) -> Typed:
         operand = self.node(node.operand)
@@ -402,8 +407,11 @@ class _Resolver:
         elements = [a.type.element for a in typed.arguments if a.type.element]
         if len(elements) == 2:
             one, two = ({"varchar": "text"}.get(element, element) for element in elements)
-            unlike = one != two or one not in (*INTEGERS, "text", "bool", "uuid")
-            self.refuse_if(unlike, node, f"arrays of {one} and {two}")
+            self.refuse_if(
+                one != two or one not in (*INTEGERS, "text", "bool", "uuid"),
+                node,
+                f"arrays of {one} and {two}",
+            )
         if reason := _moment_refusal(typed):
             raise self.refused(node, reason)
         if typed.type.name == "numeric" or typed.arguments[0].type.name == "numeric":
@@ -411,14 +419,20 @@ class _Resolver:
                 return with_digits(typed)
             except TooManyDigits as err:
                 raise self.refused(node, str(err)) from None
-        is_deeper = typed.key == "array_length" and typed.arguments[1].value != "1"
-        self.refuse_if(is_deeper, node, "array_length of another dimension than the first")
+        self.refuse_if(
+            typed.key == "array_length" and typed.arguments[1].value != "1",
+            node,
+            "array_length of another dimension than the first",
+        )
         return typed
 
     def escaped(self, node: Call, arguments: list[Typed]) -> Typed:
         """Returns the pattern of like_escape() or similar_to_escape() of constants."""
-        are_texts = all(a.is_constant and a.value is not None for a in arguments)
-        self.refuse_if(not are_texts, node, "a pattern that isn't a constant")
+        self.refuse_if(
+            any(not a.is_constant or a.is_null for a in arguments),
+            node,
+            "a pattern that isn't a constant",
+        )
         _, escape, *_ = *(a.value or "" for a in arguments), "\\"
         self.refuse_if(len(escape) > 1, node, "an escape of more than one character")
         pattern = replace(arguments[0], key="pattern", strength=0)
@@ -428,8 +442,11 @@ class _Resolver:
         subject, pattern = typed.arguments
         text, escape = pattern.value or "", pattern.arguments[0] if pattern.arguments else None
         is_like = typed.key.endswith("like")
-        is_of_other = escape is not None and is_like != (escape.key == "like")
-        self.refuse_if(is_of_other, node, "an escape of LIKE in SIMILAR TO, or the reverse")
+        self.refuse_if(
+            escape is not None and is_like != (escape.key == "like"),
+            node,
+            "an escape of LIKE in SIMILAR TO, or the reverse",
+        )
         try:
             if is_like:
                 mark = escape.value or "" if escape else "\\"
@@ -466,17 +483,20 @@ class _Resolver:
     def alike(self, node: Node, key: str, results: list[Typed], arguments: list[Typed]) -> Typed:
         """Returns an expression whose results, all of one type, determine its type."""
         types = [result.type for result in results]
-        are_unlike = len({t.name for t in types}) != 1
         self.refuse_if(
-            are_unlike or any(t.element or t.name == "opaque" for t in types),
+            len({t.name for t in types}) != 1
+            or any(t.element or t.name == "opaque" for t in types),
             node,
             f"results of types {', '.join(sorted(map(str, types)))}",
         )
         kind = types[0] if types[0].name == "enum" else Type(types[0].name)
         if kind.name == "numeric":
             both = common_digits(types)
-            too_many = f"numbers that need more than {MAX_PRECISION} digits together"
-            self.refuse_if(sum(both) > MAX_PRECISION, node, too_many)
+            self.refuse_if(
+                sum(both) > MAX_PRECISION,
+                node,
+                f"numbers that need more than {MAX_PRECISION} digits together",
+            )
             kind = replace(NUMERIC, digits=both)
         collation, strength = self.merged(node, results)
         return Typed(key, kind, tuple(arguments), None, node.start, collation, strength)
@@ -488,8 +508,11 @@ class _Resolver:
             when = self.node(condition)
             if operand is not None:
                 # PostgreSQL prints no cast of the operand in this case.
-                is_other = when.type.name != operand.type.name
-                self.refuse_if(is_other, condition, f"CASE of {operand.type} with {when.type}")
+                self.refuse_if(
+                    when.type.name != operand.type.name,
+                    condition,
+                    f"CASE of {operand.type} with {when.type}",
+                )
                 when = self.found(condition, "=", [operand, when])
             self.need_boolean(condition, when)
             results.append(self.node(result))
@@ -499,8 +522,7 @@ class _Resolver:
 
     def quantified(self, node: Quantified) -> Typed:
         operand, array = self.node(node.operand), self.node(node.array)
-        is_no_array = array.type.element is None
-        self.refuse_if(is_no_array, node.array, "a list that isn't an array")
+        self.refuse_if(array.type.element is None, node.array, "a list that isn't an array")
         if array.is_null:
             return self.constant(node, BOOL, None)
         if array.key != "array":
@@ -523,8 +545,11 @@ class _Resolver:
     def any_of_column(self, node: Quantified, operand: Typed, array: Typed) -> Typed:
         element = replace(array, key="element", type=Type(array.type.element or ""), arguments=())
         compared = self.found(node, node.operator, [operand, element])
-        is_other = compared.is_null or node.operator not in COMPARISONS
-        self.refuse_if(is_other, node, f"{node.operator} {node.quantifier} of a column")
+        self.refuse_if(
+            compared.is_null or node.operator not in COMPARISONS,
+            node,
+            f"{node.operator} {node.quantifier} of a column",
+        )
         key = f"{node.quantifier.lower()}_element"
         return Typed(key, BOOL, (array, compared, operand), None, node.start)
 

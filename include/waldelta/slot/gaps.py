@@ -129,8 +129,6 @@ def close_gaps(job: Job) -> list[Gap]:
     gaps. The run that completes the last table calls this: a resync, or a sync after a setup.
     """
     opened = open_gaps(job.ledger.gaps(job.pipeline.source.slot))
-    if not opened:
-        return []
     identity = job.read_identity()
     earlier = [gap for gap in opened if gap.incarnation != identity.incarnation]
     if not earlier:

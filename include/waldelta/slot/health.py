@@ -11,7 +11,7 @@ A source without changes has none, however long ago the last run was.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
@@ -118,31 +118,27 @@ def slot_warnings(
     slot: SlotState, limits: SlotLimits, last_move: SlotMove | None, at: datetime
 ) -> list[SlotWarning]:
     """Returns warnings about the slot before a run; none within the pipeline file's limits."""
-    warnings = [
-        _about_to_go(slot),
-        _backlog(slot, limits),
-        _running_out(slot, limits, forecast(slot, limits, last_move, at)),
+    return [
+        *_about_to_go(slot),
+        *_backlog(slot, limits),
+        *_running_out(slot, limits, forecast(slot, limits, last_move, at)),
     ]
-    return [warning for warning in warnings if warning is not None]
 
 
-def _about_to_go(slot: SlotState) -> SlotWarning | None:
-    if slot.wal_status != "unreserved":
-        return None
-    return SlotWarning(
-        "critical",
-        f"slot {slot.name!r} keeps more WAL than max_slot_wal_keep_size allows and is lost at the"
-        " next checkpoint: let the pipeline run now, or raise the setting and reload",
-    )
+def _about_to_go(slot: SlotState) -> Iterator[SlotWarning]:
+    if slot.wal_status == "unreserved":
+        yield SlotWarning(
+            "critical",
+            f"slot {slot.name!r} keeps more WAL than max_slot_wal_keep_size allows and is lost at"
+            " the next checkpoint: let the pipeline run now, or raise the setting and reload",
+        )
 
 
-def _backlog(slot: SlotState, limits: SlotLimits) -> SlotWarning | None:
+def _backlog(slot: SlotState, limits: SlotLimits) -> Iterator[SlotWarning]:
     is_critical = slot.retained_bytes > limits.critical_mb << 20
     limit, bound = (
         ("critical_mb", limits.critical_mb) if is_critical else ("warn_mb", limits.warn_mb)
     )
-    if slot.retained_bytes <= bound << 20:
-        return None
     loss = (
         f", and is lost after {size(slot.safe_wal_size)} more"
         if slot.safe_wal_size is not None
@@ -154,33 +150,33 @@ def _backlog(slot: SlotState, limits: SlotLimits) -> SlotWarning | None:
         if slot.spilled
         else ""
     )
-    return SlotWarning(
-        "critical" if is_critical else "warning",
-        f"slot {slot.name!r} keeps {size(slot.retained_bytes)} of WAL{loss}; slot_limits.{limit}"
-        f" is {bound}: run the pipeline more often, and look for long-open transactions"
-        f" (restart_lsn {slot.restart_lsn}, confirmed_flush_lsn"
-        f" {slot.confirmed_flush_lsn}){spilled}",
-    )
+    if slot.retained_bytes > bound << 20:
+        yield SlotWarning(
+            "critical" if is_critical else "warning",
+            f"slot {slot.name!r} keeps {size(slot.retained_bytes)} of WAL{loss};"
+            f" slot_limits.{limit} is {bound}: run the pipeline more often, and look for long-open"
+            f" transactions (restart_lsn {slot.restart_lsn}, confirmed_flush_lsn"
+            f" {slot.confirmed_flush_lsn}){spilled}",
+        )
 
 
 def _running_out(
     slot: SlotState, limits: SlotLimits, prediction: Forecast | None
-) -> SlotWarning | None:
+) -> Iterator[SlotWarning]:
     if (
-        prediction is None
-        or prediction.hours is None
-        or prediction.bytes_per_hour is None
-        or prediction.hours >= limits.warn_hours
+        prediction is not None
+        and prediction.hours is not None
+        and prediction.bytes_per_hour is not None
+        and prediction.hours < limits.warn_hours
     ):
-        return None
-    end = "is lost" if prediction.limit == "max_slot_wal_keep_size" else "exceeds its budget"
-    return SlotWarning(
-        "critical" if prediction.hours < limits.critical_hours else "warning",
-        f"slot {slot.name!r} {end} in {duration(prediction.hours * 3600)} unless it moves:"
-        f" {size(prediction.remaining_bytes)} are left of {prediction.limit}, and the server writes"
-        f" {size(round(prediction.bytes_per_hour))} of WAL an hour: run the pipeline more often,"
-        " or raise the limit",
-    )
+        end = "is lost" if prediction.limit == "max_slot_wal_keep_size" else "exceeds its budget"
+        yield SlotWarning(
+            "critical" if prediction.hours < limits.critical_hours else "warning",
+            f"slot {slot.name!r} {end} in {duration(prediction.hours * 3600)} unless it moves:"
+            f" {size(prediction.remaining_bytes)} are left of {prediction.limit}, and the server"
+            f" writes {size(round(prediction.bytes_per_hour))} of WAL an hour: run the pipeline"
+            " more often, or raise the limit",
+        )
 
 
 def log_warnings(warnings: Iterable[SlotWarning]) -> list[str]:

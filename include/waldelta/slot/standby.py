@@ -406,7 +406,7 @@ def record_promotion(job: Job, promotion: Promotion) -> None:
     new copy: their snapshots treat transactions as visible whose numbers the server
     now reuses.
     """
-    identity, lsn = promotion.identity, promotion.switchpoint.value
+    identity = promotion.identity
     begin = _recorded(job, identity)
     if begin is None:
         return
@@ -422,11 +422,17 @@ def record_promotion(job: Job, promotion: Promotion) -> None:
                 copied = Lsn(latest.snapshot_lsn)
                 why = f"copied at {copied}, beyond the failover at {promotion.switchpoint}"
                 mark_for_copy(job, latest, why)
-    slot, system, timeline = identity.slot, identity.system_identifier, identity.timeline
-    moved = SlotMove(
-        now(), job.run_id, "promoted", slot, system, timeline, identity.incarnation, lsn
-    )
     fault_point("failover.marked")
+    moved = SlotMove(
+        now(),
+        job.run_id,
+        "promoted",
+        identity.slot,
+        identity.system_identifier,
+        identity.timeline,
+        identity.incarnation,
+        promotion.switchpoint.value,
+    )
     job.ledger.append_slot_event(moved, begin)
     fault_point("failover.recorded")
     log.warning(

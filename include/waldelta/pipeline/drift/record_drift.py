@@ -10,6 +10,7 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -176,19 +177,15 @@ def _is_truncated(job: Job, state: TableState) -> bool:
 def _record(job: Job, state: TableState, drift: PublicationDrift) -> None:
     """Record what is now known of the drift, so that it is reported only once."""
     drifted_state = drift.state
-
-    def with_drift(latest: TableState) -> TableState:
-        changed = replace(
-            latest,
-            row_filter=drifted_state.row_filter,
-            later_filters=drifted_state.later_filters,
-            unrepaired_leaves=drifted_state.unrepaired_leaves,
-            unpublished=drifted_state.unpublished,
-            entries=drifted_state.entries,
-        )
-        return changed if changed != latest else latest
-
-    record_state(job, state, with_drift)
+    change = partial(
+        replace,
+        row_filter=drifted_state.row_filter,
+        later_filters=drifted_state.later_filters,
+        unrepaired_leaves=drifted_state.unrepaired_leaves,
+        unpublished=drifted_state.unpublished,
+        entries=drifted_state.entries,
+    )
+    record_state(job, state, change)
 
 
 def check_mode(job: Job, state: TableState) -> None:

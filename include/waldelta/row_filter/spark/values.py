@@ -225,17 +225,11 @@ def as_timestamp(date: Sql) -> Sql:
     return replace(date, value=f"cast({date.value} as timestamp_ntz)", raw=raw)
 
 
-def _keep_raw(_: Typed, arguments: Sequence[Sql], result: Sql) -> Sql:
-    return replace(result, raw=arguments[0].raw, unheld=arguments[0].unheld)
-
-
-def _to_timestamp(_: Typed, arguments: Sequence[Sql], result: Sql) -> Sql:
-    return replace(result, raw=as_timestamp(arguments[0]).raw, unheld=arguments[0].unheld)
-
-
-def _to_date(_: Typed, arguments: Sequence[Sql], result: Sql) -> Sql:
-    raw = f"regexp_replace({arguments[0].raw}, ' [0-9:.]+', '')"
-    return replace(result, raw=raw, unheld=arguments[0].unheld)
+def _with_raw(raw: Callable[[Sql], str | None]) -> RawRule:
+    """Returns the rule that keeps the only argument's raw value, in the result's form."""
+    return lambda _, arguments, result: replace(
+        result, raw=raw(arguments[0]), unheld=arguments[0].unheld
+    )
 
 
 def only(values: Sequence[Sql], texts: Sequence[str]) -> tuple[tuple[str, int], ...]:
@@ -296,10 +290,9 @@ def _nan_to_float(typed: Typed, arguments: Sequence[Sql], result: Sql) -> Sql:
 RawRule = Callable[[Typed, Sequence[Sql], Sql], Sql]
 # How each key treats raw values; for all other keys a row with one fails.
 RAW_FUNCTIONS: dict[str, RawRule] = {
-    "same": _keep_raw,
-    "numeric_same": _keep_raw,
-    "date_to_timestamp": _to_timestamp,
-    "timestamp_to_date": _to_date,
+    **dict.fromkeys(("same", "numeric_same"), _with_raw(lambda value: value.raw)),
+    "date_to_timestamp": _with_raw(lambda date: as_timestamp(date).raw),
+    "timestamp_to_date": _with_raw(lambda at: f"regexp_replace({at.raw}, ' [0-9:.]+', '')"),
     "numeric_to_int": _nan_fails,
     "numeric_to_float": _nan_to_float,
     **dict.fromkeys(

@@ -151,21 +151,24 @@ class CopyEstimate:
         tasks = counted(readers(), "task")
         how = ", ".join(f"{name} for {took:.1f} s" for name, took in self.sampled.items())
         connections = readers() + _CONNECTIONS_PER_COPY * min(self.tables, COPIED_AT_ONCE) + 1
-        amount = (
-            f"{counted(self.tables, 'table')}, about {counted(_rounded(self.rows), 'row')}: reads"
-            f" {size(self.source_bytes)} on the source, writes about {size(self.lake_bytes)} to"
-            " the lake"
-        )
-        time_needed = (
-            f"about {duration(self.seconds)} with {tasks} at once on a machine like this, plus the"
-            f" start of Spark and uploads to an object store (sample: {how or 'none, all empty'})"
-        )
-        cost = (
-            f"cost for the source: sequential scans of {size(self.source_bytes)}, up to"
-            f" {connections} connections, and snapshots that hold vacuum back for up to"
-            f" {duration(self.longest_seconds)}"
-        )
-        lines = [amount, time_needed, self._wal(), cost]
+        lines = [
+            (
+                f"{counted(self.tables, 'table')}, about {counted(_rounded(self.rows), 'row')}:"
+                f" reads {size(self.source_bytes)} on the source, writes about"
+                f" {size(self.lake_bytes)} to the lake"
+            ),
+            (
+                f"about {duration(self.seconds)} with {tasks} at once on a machine like this, plus"
+                " the start of Spark and uploads to an object store (sample:"
+                f" {how or 'none, all empty'})"
+            ),
+            self._wal(),
+            (
+                f"cost for the source: sequential scans of {size(self.source_bytes)}, up to"
+                f" {connections} connections, and snapshots that hold vacuum back for up to"
+                f" {duration(self.longest_seconds)}"
+            ),
+        ]
         if self.unread:
             lines.append(
                 f"without {first_of(self.unread)}, which couldn't be read: missing privilege, or a"
