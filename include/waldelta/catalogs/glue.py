@@ -201,8 +201,7 @@ def _input(table: Registration, properties: Mapping[str, str]) -> dict[str, Any]
     }
     if table.comment:
         # The API allows bytes, and a character has at most four.
-        text = table.comment.encode()[:_MOST_DESCRIPTION].decode(errors="ignore")
-        entry["Description"] = text
+        entry["Description"] = table.comment.encode()[:_MOST_DESCRIPTION].decode(errors="ignore")
     return entry
 
 

@@ -236,8 +236,7 @@ class HiveMetastore:
 
 def _schema_properties(table: Registration) -> dict[str, str]:
     """Returns a view's schema as Spark stores it, since the metastore's is in lower case."""
-    fields = [column.json_field for column in table.columns]
-    text = json.dumps({"type": "struct", "fields": fields})
+    text = json.dumps({"type": "struct", "fields": [column.json_field for column in table.columns]})
     parts = [text[at : at + _MOST_PROPERTY] for at in range(0, len(text), _MOST_PROPERTY)]
     name = "spark.sql.sources.schema"
     return {f"{name}.numParts": str(len(parts))} | {

@@ -112,7 +112,6 @@ class EmbeddedPostgres:
         if not (self.data / "PG_VERSION").exists():
             self._initdb()
         self.port = self.port or free_port()
-        options = f"-p {self.port} -h 127.0.0.1 -k {self.data}"
         self._run(
             "pg_ctl",
             "-w",
@@ -123,7 +122,7 @@ class EmbeddedPostgres:
             "-l",
             str(self.data / "server.log"),
             "-o",
-            options,
+            f"-p {self.port} -h 127.0.0.1 -k {self.data}",
             "start",
         )
         return self

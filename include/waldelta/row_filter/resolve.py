@@ -539,8 +539,7 @@ class _Resolver:
         self.need_boolean(node, *compared)
         if operand.is_null and compared:
             return self.constant(node, BOOL, None)
-        key = node.quantifier.lower()
-        return Typed(key, BOOL, (operand, *compared), node.operator, node.start)
+        return Typed(node.quantifier.lower(), BOOL, (operand, *compared), node.operator, node.start)
 
     def any_of_column(self, node: Quantified, operand: Typed, array: Typed) -> Typed:
         element = replace(array, key="element", type=Type(array.type.element or ""), arguments=())

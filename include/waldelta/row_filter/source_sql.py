@@ -61,8 +61,7 @@ def source_sql(text: str, types: Mapping[str, PgType]) -> str:
     # Collations decide what Spark can reproduce. PostgreSQL itself evaluates this text.
     collations = dict.fromkeys(columns, Collation.CODE_POINT)
     names = column_names(node)
-    row_filter = RowFilter(text, text, names, collations, Collation.CODE_POINT, True, enums)
-    resolve(row_filter, columns)
+    resolve(RowFilter(text, text, names, collations, Collation.CODE_POINT, True, enums), columns)
     return _Printer(text, enum_names).sql(node)
 
 

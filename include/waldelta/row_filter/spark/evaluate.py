@@ -241,8 +241,7 @@ class _Evaluation:
         return self._lookup(node, key, "first")
 
     def has_entry(self, node: exp.Expr) -> Datum:
-        key = node.args["key"]
-        has_key = pc.is_valid(self._lookup(node, key, "all"))
+        has_key = pc.is_valid(self._lookup(node, node.args["key"], "all"))
         return pc.if_else(pc.is_valid(self.value(node.this)), has_key, pa.scalar(None, pa.bool_()))
 
     def _lookup(self, node: exp.Expr, key: exp.Expr, occurrence: str) -> Datum:

@@ -129,8 +129,7 @@ class _Translation:
                 for side, k in zip((left, right), kinds, strict=True)
             )
             kinds = [Type("timestamp")] * 2
-        compared = compare(typed.key, kinds, left, right)
-        return _guarded([left, right], compared)
+        return _guarded([left, right], compare(typed.key, kinds, left, right))
 
     def call(self, typed: Typed) -> Sql:
         """Translate a call by its template; raw arguments fail, unless the key has a rule for
@@ -376,13 +375,12 @@ def _choose(choices: Sequence[tuple[Sql, Sql]], default: Sql) -> Sql:
         else None
     )
     raises = any(part.raises for pair in choices for part in pair) or default.raises
-    unheld = tuple(each for r in results for each in r.unheld)
     return Sql(
         case([r.value for r in results]),
         raw,
         raises,
         in_years=all(r.in_years for r in results),
-        unheld=unheld,
+        unheld=tuple(each for r in results for each in r.unheld),
     )
 
 

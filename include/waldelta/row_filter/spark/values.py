@@ -197,8 +197,7 @@ def _key_of_value(kind: Type, value: str) -> str:
         return _key(f"year({value})", f"month({value})", f"day({value})", "0", "0", "0", "0")
     fields = [f"{name}({value})" for name in ("year", "month", "day", "hour", "minute", "second")]
     # Spark has no date_part('microsecond').
-    fraction = f"cast((extract(second from {value}) % 1) * 1000000 as bigint)"
-    return _key(*fields, fraction)
+    return _key(*fields, f"cast((extract(second from {value}) % 1) * 1000000 as bigint)")
 
 
 def _key(*fields: str) -> str:
