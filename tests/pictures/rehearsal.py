@@ -45,7 +45,7 @@ def report_text() -> str:
     publication = {"name": "shop", "tables": tables}
     source = {"conn_id": "shop", "slot": "shop_cdc", "publications": [publication]}
     document = {"pipeline": "shop", "source": source, "target": {"root": "file:///lake"}}
-    production = Production(SCHEMA, "schema.sql", None, SIZES, wal_bytes_per_second=2 << 20)
+    production = Production(SCHEMA, "schema.sql", None, SIZES, wal_bytes_per_hour=3600 * (2 << 20))
     file = PipelineFile.model_validate(document)
     report = rehearse(file, production, statements(MIGRATION, "0042.sql"))
     return report.as_text(FAILING)

@@ -25,6 +25,7 @@ from waldelta.rehearsal.embedded_postgres import EmbeddedPostgres, local_version
 from waldelta.rehearsal.generated_rows import WritableTable
 from waldelta.rehearsal.migration import SqlCommand, read_sql, statements
 from waldelta.rehearsal.scratch_server import role_comment
+from waldelta.stages.setup.facts.source_facts import read_server
 
 _READ_ONLY = "-c default_transaction_read_only=on"
 _DUMPED_BY = re.compile(r"^-- Dumped from database version (\d+)", re.MULTILINE)
@@ -77,7 +78,7 @@ class Production:
     version: int | None
     sizes: Mapping[str, TableSize] = field(default_factory=dict)
     copies: Mapping[str, tuple[int, float]] = field(default_factory=dict)
-    wal_bytes_per_second: float | None = None
+    wal_bytes_per_hour: int | None = None
     rows: Mapping[TableId, tuple[Sequence[str], bytes]] = field(default_factory=dict, repr=False)
     reads_hidden_rows: bool = False
 
@@ -127,21 +128,21 @@ def read_production(conninfo: str, sample: int = 0, tables: Sequence[TableId] = 
     with named_loss(conninfo), connect(conninfo, "waldelta rehearse") as connection:
         connection.execute("set default_transaction_read_only = on")
         with _snapshot(connection) as snapshot:
-            version = connection.info.server_version // 10_000
+            server = read_server(connection)
+            version = server.version // 10_000
             at = f"the connection to {connection.info.host or 'the socket'}"
             schema = _dump(conninfo, version, snapshot)
             sizes = {
                 str(TableId(schema, name)): TableSize(int(rows), int(bytes_))
                 for schema, name, rows, bytes_ in connection.execute(_SIZES).fetchall()
             }
-            ((rate, reads_hidden),) = connection.execute(_RATE_AND_ROLE).fetchall()
             rows = {
                 table: _sample(connection, table, columns, sample)
                 for table in tables
                 if sample and (columns := _readable_columns(connection, table))
             }
-    speed = float(rate) if rate is not None else None
-    return Production(schema, at, version, sizes, {}, speed, rows, reads_hidden)
+    rate = server.wal_bytes_per_hour
+    return Production(schema, at, version, sizes, {}, rate, rows, server.bypass_rls)
 
 
 @contextmanager
@@ -308,12 +309,6 @@ _OWNERS = """
 select distinct pg_get_userbyid(c.relowner), n.nspname
 from pg_class c join pg_namespace n on n.oid = c.relnamespace
 where c.relkind in ('r', 'p') and n.nspname <> 'information_schema' and n.nspname !~ '^pg_'
-"""
-_RATE_AND_ROLE = """
-select (select wal_bytes / extract(epoch from now() - stats_reset)
-        from pg_stat_wal where stats_reset < now() - interval '10 minutes'),
-       rolsuper or rolbypassrls
-from pg_roles where rolname = current_user
 """
 _STORED_COLUMNS = """
 select a.attname, has_column_privilege(c.oid, a.attnum, 'select')

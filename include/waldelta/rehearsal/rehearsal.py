@@ -23,7 +23,7 @@ from psycopg.pq import TransactionStatus
 from waldelta.config import PipelineFile
 from waldelta.errors import ConfigError
 from waldelta.lake.storage import volatile
-from waldelta.postgres import Connection, TableId
+from waldelta.postgres import Connection, TableId, read_published_relations
 from waldelta.postgres.sessions import ARROW_SESSIONS, PLAIN_SESSIONS
 from waldelta.quantities import counted, duration, size
 from waldelta.rehearsal.generated_rows import (
@@ -325,8 +325,8 @@ class _Stage:
 
     def _published(self) -> list[WritableTable]:
         names = self.pipeline.file.source.publication_names
-        rows = self.admin.execute(_PUBLISHED, [list(names)]).fetchall()
-        return read_tables(self.admin, [oid for (oid,) in rows])
+        published = read_published_relations(self.admin, names)
+        return read_tables(self.admin, {oid for of in published for oid in (of.oid, *of.ancestors)})
 
     def _take_role(self, tables: Sequence[WritableTable]) -> None:
         """Let the migration run as ``--role``, by default as the owner of most published tables."""
@@ -442,11 +442,4 @@ _XID = "select pg_current_xact_id()::xid::text"
 _ROOTS = """
 select c.oid::int8, coalesce(pg_partition_root(c.oid), c.oid)::int8, n.nspname, c.relname
 from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = any(%s)
-"""
-_PUBLISHED = """
-select distinct coalesce(pg_partition_root(c.oid), c.oid)::oid
-from pg_publication_tables t
-join pg_namespace n on n.nspname = t.schemaname
-join pg_class c on c.relnamespace = n.oid and c.relname = t.tablename
-where t.pubname = any(%s)
 """

@@ -243,9 +243,11 @@ class RehearsedPipeline:
         if at is None:
             return Impact("copy", name, f"all rows are read again: {why}", way)
         seconds, speed = self.production.copy_time(name)
-        wal = self.production.wal_bytes_per_second
+        wal = self.production.wal_bytes_per_hour
         retention = (
-            "" if wal is None else f", while the slot keeps {size(int(wal * seconds))} of WAL"
+            ""
+            if wal is None
+            else f", while the slot keeps {size(int(wal * seconds / 3600))} of WAL"
         )
         return Impact(
             "copy",

@@ -27,6 +27,7 @@ from psycopg.conninfo import make_conninfo
 from waldelta.errors import ConfigError
 from waldelta.postgres import Connection, connect
 from waldelta.rehearsal.embedded_postgres import EmbeddedPostgres, local_versions
+from waldelta.stages.setup.facts.source_facts import read_server
 
 # Nothing outlives the rehearsal, so nothing must reach the disk. Whatever keeps WAL or moves a
 # horizon by the clock would make two rehearsals differ.
@@ -39,9 +40,6 @@ _SETTINGS = {
     # Segments in /dev/shm would outlive a killed server; these are in the folder.
     "dynamic_shared_memory_type": "mmap",
 }
-_SERVER = """
-select current_setting('wal_level'), rolsuper from pg_roles where rolname = current_user
-"""
 # Databases of killed rehearsals whose second process was killed as well. A rehearsal connects to
 # its database as soon as that is there.
 _ABANDONED_DATABASES = """
@@ -121,13 +119,13 @@ def _nearest(version: int | None) -> int:
 
 def _created(dsn: str, database: str, folder: Path) -> ScratchDatabase:
     with connect(dsn, "waldelta rehearse") as connection:
-        ((level, is_superuser),) = connection.execute(_SERVER).fetchall()
-        if not is_superuser:
+        server = read_server(connection)
+        if not server.superuser:
             raise ConfigError(
-                f"role {connection.info.user!r} of the --scratch connection is no superuser: a"
+                f"role {server.role!r} of the --scratch connection is no superuser: a"
                 " rehearsal makes roles and writes rows without triggers"
             )
-        if level != "logical":
+        if (level := server.settings["wal_level"]) != "logical":
             raise ConfigError(
                 f"wal_level of the --scratch server is {level!r}, and a slot needs logical: alter"
                 " system set wal_level = 'logical' there, and restart it"
@@ -135,8 +133,8 @@ def _created(dsn: str, database: str, folder: Path) -> ScratchDatabase:
         for (name,) in connection.execute(_ABANDONED_DATABASES).fetchall():
             _drop(connection, name)
         connection.execute(sql.SQL("create database {}").format(sql.Identifier(database)))
-        major = connection.info.server_version // 10_000
-    return ScratchDatabase(make_conninfo(dsn, dbname=database), folder / "lake", major)
+    conninfo = make_conninfo(dsn, dbname=database)
+    return ScratchDatabase(conninfo, folder / "lake", server.version // 10_000)
 
 
 def _remove_abandoned_folders() -> None:

@@ -312,7 +312,7 @@ def test_each_setting_is_judged_where_it_counts():
 
     def server(**settings) -> ServerFacts:
         return ServerFacts(
-            180000, False, usual | settings, "r", "d", False, True, True, True, True, 1, 0,
+            180000, False, usual | settings, "r", "d", False, False, True, True, True, True, 1, 0,
             0, False,
         )  # fmt: skip
 

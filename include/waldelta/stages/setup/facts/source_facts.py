@@ -53,6 +53,7 @@ class ServerFacts:
     role: str
     database: str
     superuser: bool
+    bypass_rls: bool
     can_replicate: bool
     can_create: bool
     can_make_slots: bool
@@ -282,6 +283,7 @@ select (select jsonb_object_agg(name, setting) from pg_settings where name = any
        current_user::text as role,
        current_database()::text as database,
        r.rolsuper as superuser,
+       r.rolsuper or r.rolbypassrls as bypass_rls,
        r.rolsuper or r.rolreplication or exists (
            select from pg_roles m where m.rolname = 'rds_replication' and pg_has_role(current_user,
              m.oid, 'usage')
