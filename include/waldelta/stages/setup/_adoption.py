@@ -145,7 +145,7 @@ class _Adoption:
 
     def _judge(self) -> Iterator[Finding]:
         trial = self._trial_publication()
-        yield from judge_privileges(trial, self.publication, self.facts)
+        yield from judge_privileges(trial, self.facts)
         unreadable = judge_filters(self.table.publication)
         yield from unreadable
         if not unreadable:  # Only filters that were parsed are sent to the server.
@@ -193,6 +193,5 @@ class _Adoption:
         return replace(self.publication, tables=(member,))
 
     def _statement(self) -> Statement:
-        current = {self.publication.name: self.publication}
-        (statement,) = plan_publications([self._trial_publication()], current)
+        (statement,) = plan_publications([self._trial_publication()], self.facts.actual)
         return statement

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
 from typing import TypeVar
 
 import psycopg
@@ -288,9 +287,7 @@ def _plan_setup(
     findings = [
         *judge(job.pipeline, facts, in_force),
         *objections,
-        *chain.from_iterable(
-            judge_privileges(state, facts.actual.get(state.name), facts) for state in managed
-        ),
+        *(finding for state in managed for finding in judge_privileges(state, facts)),
         *judge_newer(conn, slot_conn, job, managed, facts),
         *judge_standby(conn, slot_conn, job, facts),
         *(judge_waits(conn) if facts.slot is None else ()),

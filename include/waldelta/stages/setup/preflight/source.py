@@ -134,12 +134,10 @@ def judge_filters(entry: Publication) -> list[Finding]:
     return findings
 
 
-def judge_privileges(
-    state: PublicationState, current: PublicationState | None, facts: Facts
-) -> Iterator[Finding]:
+def judge_privileges(state: PublicationState, facts: Facts) -> Iterator[Finding]:
     """Yields what the role lacks to create or alter a publication: grants, ownership, superuser."""
-    server, actual = facts.server, {} if current is None else {current.name: current}
-    if server.superuser or not plan_publications([state], actual):
+    server, current = facts.server, facts.actual.get(state.name)
+    if server.superuser or not plan_publications([state], facts.actual):
         return
     if current is None and not server.can_create:
         yield owning(
