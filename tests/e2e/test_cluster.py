@@ -18,7 +18,7 @@ from deltalake import DeltaTable
 from tests.e2e.shown_secrets import contains, files, none_in_arguments
 from tests.support.other_python import python_without_ours
 from tests.support.servers.s3_server import ADMIN, REGION, WRITER
-from waldelta.changes.merge.by_file import MERGED
+from waldelta.changes.merge.file_merge import MERGED
 from waldelta.changes.stage.stage import COUNTS, DIVIDED
 from waldelta.config import load_pipeline_file
 from waldelta.lake import Lake

@@ -3,10 +3,10 @@
 from tests.mutations.mutation import Mutation
 
 _STATEMENTS = "unit/changes/merge/test_statements.py"
-_DRIVER = "unit/changes/merge/test_by_driver.py"
-_FILE = "unit/changes/merge/test_by_file.py"
+_ROWS = "unit/changes/merge/test_rows.py"
+_FILE = "unit/changes/merge/test_file_merge.py"
 _BOTH = "unit/changes/merge/test_merge_without_spark.py"
-_BOUNDS = "unit/changes/merge/test_by_file_bounds.py"
+_BOUNDS = "unit/changes/merge/test_file_merge_bounds.py"
 _FEED = "unit/changes/merge/test_merge_change_data.py"
 _APPLY = "unit/stages/apply/test_apply.py"
 
@@ -40,77 +40,84 @@ MUTATIONS = (
         (_STATEMENTS,),
     ),
     Mutation(
-        "changes/merge/by_driver.py",
+        "changes/merge/rows.py",
         "combines &= np.asarray(before.is_valid())",
         "combines &= np.asarray(before.is_null())",
         "A row loses the raw text of an unchanged value.",
-        (_BOTH, _DRIVER),
+        (_BOTH, _ROWS),
     ),
     Mutation(
-        "changes/merge/by_driver.py",
+        "changes/merge/rows.py",
         "has_action(self.net, ACTION_DELETE, ACTION_PURGE)",
         "has_action(self.net, ACTION_DELETE)",
         "Arrow keeps rows at keys that a row of the batch has left.",
-        (_BOTH, _DRIVER, _FILE),
+        (_BOTH, _FILE),
     ),
     Mutation(
-        "changes/merge/by_driver.py",
+        "changes/merge/rows.py",
         "changed = self._updated & ~self._keeps(source)",
         "changed = self._updated",
         "Arrow replaces unchanged TOASTed values by NULL.",
-        (_BOTH, _DRIVER, _FILE),
+        (_BOTH, _FILE),
     ),
     Mutation(
-        "changes/merge/by_driver.py",
+        "changes/merge/rows.py",
         "has_action(net, ACTION_INSERT, ACTION_UPSERT) & ~matched",
         "~matched",
         "An UPDATE of a row that the target lacks adds a row.",
-        (_BOTH, _DRIVER, _FILE),
+        (_BOTH, _FILE),
     ),
     Mutation(
-        "changes/merge/by_driver.py",
+        "changes/merge/file_merge.py",
         ">= tag.batch:",
         "> tag.batch:",
         "A batch that was applied before a crash is applied again.",
-        (_BOTH, _DRIVER),
+        (_BOTH, _FILE),
     ),
     Mutation(
-        "changes/merge/by_driver.py",
-        "changes.truncates or merge.counts[MERGED_UPDATES]",
-        "merge.counts[MERGED_UPDATES]",
+        "changes/merge/file_merge.py",
+        "[*self._held] if tasks.changes.is_truncated else []",
+        "[]",
         "Rows from before a TRUNCATE stay, because new rows are only added.",
-        (_BOTH, _DRIVER),
+        (_BOTH,),
     ),
     Mutation(
-        "changes/merge/by_driver.py",
-        "    fence.verify()\n    replace_by_rows",
-        "    replace_by_rows",
-        "A run commits to a target that another run has taken over.",
-        (_BOTH, _DRIVER),
+        "changes/merge/file_merge.py",
+        "sum(len(of_file) for _, of_file in rewritten)",
+        "True",
+        "New rows of a small target are lost where no file is rewritten.",
+        (_BOTH, _FILE),
     ),
     Mutation(
-        "changes/merge/by_file.py",
+        "changes/merge/file_merge.py",
+        "Counter(parts).items() if count > 1}",
+        "Counter(parts).items() if count > 99}",
+        "Each run adds a file to a small target.",
+        (_FILE,),
+    ),
+    Mutation(
+        "changes/merge/file_merge.py",
         "        fence.verify()\n    except Exception:",
         "    except Exception:",
         "A run commits files to a target that another run has taken over.",
         (_BOTH, _FILE),
     ),
     Mutation(
-        "changes/merge/by_file.py",
+        "changes/merge/file_merge.py",
         "count != net_changes(tag.counts)",
         "count > net_changes(tag.counts)",
         "Net changes whose staged file is gone are committed as complete.",
         (_FILE,),
     ),
     Mutation(
-        "changes/merge/by_file.py",
-        'self.removed.append(files[row["removed"]])',
+        "changes/merge/file_merge.py",
+        'self.removed.append(by_path[row["removed"]])',
         "pass",
         "A rewritten file stays beside its replacement, and its rows are doubled.",
         (_FILE,),
     ),
     Mutation(
-        "changes/merge/by_file.py",
+        "changes/merge/file_merge.py",
         'np.searchsorted(of_values, of_most, side="right")',
         "np.searchsorted(of_values, of_most)",
         "A file isn't searched for the greatest of its keys.",
@@ -124,7 +131,7 @@ MUTATIONS = (
         (_BOUNDS,),
     ),
     Mutation(
-        "changes/merge/by_file.py",
+        "changes/merge/file_merge.py",
         "spans | np.asarray(least.is_null()) | np.asarray(most.is_null())",
         "spans",
         "A file without bounds isn't searched.",
@@ -151,19 +158,19 @@ MUTATIONS = (
         "os.link(draft, path)",
         "os.replace(draft, path)",
         "A commit is no compare-and-swap: it lands on a version that nobody read.",
-        (_BOTH, _DRIVER, _FILE),
+        (_BOTH, _FILE),
     ),
     Mutation(
-        "changes/merge/by_file.py",
-        "shows = table.shows_changes and not truncated",
+        "changes/merge/file_merge.py",
+        "shows = table.shows_changes and not changes.is_truncated",
         "shows = False",
         "The change data feed shows all rows of rewritten files as deleted and inserted again.",
         (_FEED,),
     ),
     Mutation(
-        "changes/merge/by_driver.py",
-        "if table.shows_changes and not (appends or changes.is_truncated):",
-        "if table.shows_changes and not appends:",
+        "changes/merge/file_merge.py",
+        "shows = table.shows_changes and not changes.is_truncated",
+        "shows = table.shows_changes",
         "The change data feed doesn't show the rows that a TRUNCATE removed.",
         (_FEED,),
     ),

@@ -141,9 +141,9 @@ MUTATIONS = (
         ("unit/changes/merge/test_mode_target.py",),
     ),
     Mutation(
-        "changes/merge/by_driver.py",
-        "ends = (of_row < 0) & ending.are_current(rows)",
-        "ends = (of_row < 0) & False",
+        "changes/merge/rows.py",
+        "ends = (self.of_row < 0) & ending.are_current(self.held)",
+        "ends = (self.of_row < 0) & False",
         "A TRUNCATE leaves the rows open that no other change names.",
         ("unit/changes/merge/test_merge_without_spark.py",),
     ),

@@ -20,6 +20,7 @@ from pathlib import Path
 from queue import Queue
 from typing import IO, Any
 
+import waldelta.changes.merge.file_merge
 import waldelta.changes.merge.merge
 import waldelta.slot.recovery
 import waldelta.stages.maintain.maintain
@@ -103,11 +104,12 @@ def grow_old() -> None:
 
 def merge_either_way() -> None:
     """Small targets are merged by this process, by tasks and by Spark in turn."""
-    apply, mend = waldelta.changes.merge.merge, waldelta.stages.repair.mend.mend
+    file_merge, apply = waldelta.changes.merge.file_merge, waldelta.changes.merge.merge
+    mend = waldelta.stages.repair.mend.mend
     for module, name, goes in (
-        (apply, "merge_in_driver", (True, False, False)),
+        (file_merge, "read_small", (True, False, False)),
         (apply, "merge_files", (True, False)),
-        (mend, "merge_written", (True, False)),
+        (mend, "merge_files", (True, False)),
     ):
         setattr(module, name, _in_turn(getattr(module, name), cycle(goes)))
 

@@ -12,7 +12,7 @@ import pandas as pd  # noqa: F401 - pyspark's worker takes it for Arrow
 import pyspark.sql.pandas.serializers  # noqa: F401
 from pyspark.daemon import manager
 
-import waldelta.changes.merge.by_file
+import waldelta.changes.merge.file_merge
 import waldelta.changes.stage.stage
 import waldelta.slot.read.peek  # noqa: F401
 

@@ -52,8 +52,7 @@ _NEEDED = (
     "waldelta.stages.land.drain",
     "waldelta.stages.apply.apply",
     "waldelta.stages.sync.sync",
-    "waldelta.changes.merge.by_driver",
-    "waldelta.changes.merge.by_file",
+    "waldelta.changes.merge.file_merge",
     "waldelta.pipeline.run_result",
     "sqlglot.dialects.postgres",
 )

@@ -218,8 +218,10 @@ def _sync_files(folder: Path, version: int, fsync: Callable[[Path], None]) -> No
     for path in [*files, *sorted(folders)]:
         fsync(path)
     _fsync(entry)
-    if checkpoints := sorted(entry.parent.glob(f"{version:020d}.checkpoint*.parquet")):
-        for path in (*checkpoints, entry.parent / _HINT):
+    # A pattern of pathlib's would be compiled for each version.
+    begin, there = f"{version:020d}.checkpoint", entry.parent.iterdir()
+    if checkpoints := [p for p in there if p.name.startswith(begin) and p.suffix == ".parquet"]:
+        for path in (*sorted(checkpoints), entry.parent / _HINT):
             _fsync_if_there(path)
 
 
@@ -481,6 +483,8 @@ def by_row_group(dataset: ds.Dataset, condition: pc.Expression | None = None) ->
     A scanner reads ahead by fragments, and within one by rows: for a file of large rows, that is
     the whole file.
     """
+    if isinstance(dataset, ds.InMemoryDataset):
+        return dataset
     groups = [
         group
         for part in dataset.get_fragments(condition)

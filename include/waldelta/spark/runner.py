@@ -49,6 +49,8 @@ log = logging.getLogger(__name__)
 Task = Callable[[int], pa.Table]
 # A row that a task returned, by column.
 Answer = dict[str, Any]
+# Runs tasks with each number up to a count; returns rows of a schema.
+Run = Callable[[int, pa.Schema, Task], list[Answer]]
 
 # Fewer rows or bytes aren't worth a task: each one reads what all need, and writes files of its
 # own.
@@ -248,6 +250,9 @@ class InProcess:
         if count > (most := most_tasks()) or (count and self.is_started):
             why = f"it takes {counted(count, 'task')}, this process runs up to {most}"
             return self._used(why).run(count, schema, task, stops=stops)
+        # A single task may hold what others wait for, such as the slot's lock.
+        if count <= 1:
+            return run_locally(count, schema, task)
         umask, has_failed = lake_umask(), threading.Event()
 
         def run_one(number: int) -> list[Answer]:
@@ -260,9 +265,6 @@ class InProcess:
                     has_failed.set()
                     raise
 
-        # A single task may hold what others wait for, such as the slot's lock.
-        if count <= 1:
-            return [row for number in range(count) for row in _answers(task, number, umask)]
         with ThreadPoolExecutor(min(count, TASKS_AT_ONCE), "task") as pool:
             return [*chain.from_iterable(pool.map(run_one, range(count)))]
 
@@ -325,6 +327,12 @@ class InProcess:
     def _wait(self) -> None:
         if self._start is not None:
             self._start.join()
+
+
+def run_locally(count: int, _schema: pa.Schema, task: Task) -> list[Answer]:
+    """Run tasks one after another in this process, on the caller's thread."""
+    umask = lake_umask()
+    return [row for number in range(count) for row in _answers(task, number, umask)]
 
 
 # Runs numbered tasks that return Arrow rows, and gives what only Spark does a session.

@@ -12,7 +12,7 @@ from tests.support.bookkeeping import read_expectation_results
 from tests.support.concurrent_work import killed_at, killed_in
 from tests.support.pipelines import bare_job
 from tests.support.waiting import wait_until
-from waldelta.changes.merge.by_file import merge_written
+from waldelta.changes.merge.file_merge import merge_files
 from waldelta.errors import ConfigError, LockHeld, TransactionsStillOpen
 from waldelta.jobs.consume import consume
 from waldelta.jobs.decide import run_decide
@@ -227,12 +227,12 @@ def test_a_retry_that_is_killed_or_fails(runner, database, job, monkeypatch):
         return sorted(json.loads(key)["id"] for key in found)
 
     def fails(*given, **tagged):
-        late.append(partial(merge_written, *given, **tagged))
+        late.append(partial(merge_files, *given, **tagged))
         raise RuntimeError("no space left")
 
     # The MERGE fails: at once all is as it was.
     with monkeypatch.context() as patched:
-        patched.setattr("waldelta.stages.repair.mend.mend.merge_written", fails)
+        patched.setattr("waldelta.stages.repair.mend.mend.merge_files", fails)
         with pytest.raises(RunFailed, match="no space left"):
             run_decide(runner, replace(job, run_id="failed"), "retry", by="Ann")
     is_as_before()

@@ -14,7 +14,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql.types import BooleanType
 
-import waldelta.changes.merge.by_file
+import waldelta.changes.merge.file_merge
 import waldelta.changes.merge.merge
 from tests.support.fixtures.postgres import new_database
 from tests.support.pipelines import copied_pipeline, new_pipeline, pipeline_file
@@ -140,7 +140,7 @@ def names(cases):
 
 def by_tasks(monkeypatch, acts):
     """Between the reading of the target and the commit of what tasks merged."""
-    monkeypatch.setattr("waldelta.changes.merge.merge.merge_in_driver", lambda *_: None)
+    monkeypatch.setattr("waldelta.changes.merge.file_merge.read_small", lambda *_: None)
     real = TargetVersion.replace_files
 
     def commit(table, *given, **named):
@@ -153,7 +153,6 @@ def by_tasks(monkeypatch, acts):
 
 def by_spark(monkeypatch, acts):
     """While Spark's MERGE, which has chosen the target's version by then, reads what it merges."""
-    monkeypatch.setattr("waldelta.changes.merge.merge.merge_in_driver", lambda *_: None)
     monkeypatch.setattr("waldelta.changes.merge.merge.merge_files", lambda *_: None)
     real = waldelta.changes.merge.merge._merge
 

@@ -200,7 +200,7 @@ def test_maintenance_sorts_rows_once_enough_are_new(runner, table, lake, monkeyp
     assert (orders, share < 0.2) == ([], True), "few rows are new"
     # Random keys make all files new, and few rows.
     with monkeypatch.context() as patch:
-        patch.setattr("waldelta.changes.merge.merge.merge_in_driver", lambda *_: None)
+        patch.setattr("waldelta.changes.merge.file_merge.read_small", lambda *_: None)
         for one in range(3):
             table.execute(f"update t set v = 'n' where id % 100 = {one}")
             table.execute(f"insert into t values (5000{one + 1}, '2026-01-01', 'p1', 'new')")

@@ -110,7 +110,6 @@ def pipeline(spark_jvm, postgres, tmp_path_factory, name):
             session.conf.set(setting, value)
         made.setup()
         made.sync(session)
-        patch.setattr("waldelta.changes.merge.merge.merge_in_driver", lambda *_: None)
         patch.setattr("waldelta.changes.merge.merge.merge_files", lambda *_: None)
         database.execute(f"delete from {name} where id = 9; update {name} set small = 1")
         # Every row is written again, with a value that is a timestamp of Spark's.

@@ -25,7 +25,7 @@ from waldelta.stages.sync.sync import sync
 
 KEYED = ["w1", "w2", "one_key"]
 RUNS = 3
-BY_DRIVER = pytest.mark.nightly("the unit tests compare the merges of the driver")
+SMALL = pytest.mark.nightly("the unit tests compare the merges of small targets")
 BY_SPARK = pytest.mark.nightly("Spark's own MERGE writes the change data feed itself")
 
 
@@ -35,16 +35,16 @@ def never(*_: object, **__: object) -> None:
 
 # What is switched off, and the targets.
 MERGES = {
-    "driver": ([], [*KEYED, "keyless"]),
-    "tasks": (["merge_in_driver"], [*KEYED, "keyless"]),
-    "Spark": (["merge_in_driver", "merge_files"], [*KEYED, *MODES]),
+    "small": ([], [*KEYED, "keyless"]),
+    "tasks": (["file_merge.read_small"], [*KEYED, "keyless"]),
+    "Spark": (["merge.merge_files"], [*KEYED, *MODES]),
 }
 
 
 @pytest.mark.parametrize(
     "merge",
     [
-        pytest.param("driver", marks=BY_DRIVER),
+        pytest.param("small", marks=SMALL),
         "tasks",
         pytest.param("Spark", marks=BY_SPARK),
     ],
@@ -53,7 +53,7 @@ def test_each_version_shows_its_difference(runner, database, lake, monkeypatch, 
     """The seed is printed; WALDELTA_SEED repeats one."""
     off, names = MERGES[merge]
     for name in off:
-        monkeypatch.setattr(f"waldelta.changes.merge.merge.{name}", never)
+        monkeypatch.setattr(f"waldelta.changes.merge.{name}", never)
     seed = chosen_seed()
     rng = random.Random(seed)
     database.execute(DDL)

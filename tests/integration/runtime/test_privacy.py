@@ -59,7 +59,7 @@ def test_a_lake_is_its_owners_alone(runner, database, tmp_path, monkeypatch, sta
     give_tasks_the_usual_umask(runner)
     with monkeypatch.context() as by_spark:
         by_spark.setattr("waldelta.lake.changelog.batch_range.MOST_DRIVER_ROWS", 0)
-        by_spark.setattr("waldelta.changes.merge.merge.merge_in_driver", lambda *_: None)
+        by_spark.setattr("waldelta.changes.merge.file_merge.read_small", lambda *_: None)
         database.execute(
             "insert into t select n, 'b' from generate_series(2, 50) n; update t set v = 'c' where"
             " id = 1"

@@ -9,8 +9,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from tests.support.data.events import SHAPE, events_table
 from waldelta.changes.decode.collapse import EventShape, collapse
-from waldelta.changes.merge.by_driver import merge_in_driver
-from waldelta.changes.merge.by_file import merge_files
+from waldelta.changes.merge.file_merge import NetChanges, merge_files
 from waldelta.changes.merge.statements import CommitTag
 from waldelta.changes.stage.stage import Staged
 from waldelta.lake import UNFENCED, local_path, write_parquet
@@ -67,15 +66,6 @@ def tag(batch=1) -> CommitTag:
     return CommitTag("app", batch, "run")
 
 
-def driver_merge(job, events, batch=1, raw=None, fence=UNFENCED, **options) -> CommitTag | None:
-    net = net_of(events, raw)
-    staged = {item["values"]: item["counts"] for item in net["action"].value_counts().to_pylist()}
-    counted = replace(tag(batch), counts=staged)
-    ending = options.pop("ending", None)
-    changes = Staged("", "", staged, net=net, ending=ending)
-    return merge_in_driver(job, plan(**options), changes, counted, fence)
-
-
 def held(job) -> dict:
     found = table(job).to_pyarrow_table().to_pylist()
     return {row["Id"]: (row["the `v`"], row["it's.big"]) for row in found}
@@ -103,14 +93,30 @@ def staged(job, net, parts=3) -> str:
     return folder
 
 
-def file_merge(
+def merge_large(job, *given, **options) -> CommitTag | None:
+    """As a target that isn't small."""
+    return merge_small(large(job), *given, **options)
+
+
+def large(job) -> SimpleNamespace:
+    """The job, whose targets pass for large."""
+    return SimpleNamespace(pipeline=job.pipeline, lake=replace(job.lake, on_spark=True))
+
+
+def merge_small(
     job, events, batch=1, raw=None, fence=UNFENCED, run=one_by_one, **options
 ) -> CommitTag | None:
     net, ending = net_of(events, raw), options.pop("ending", None)
     counted = {item["values"]: item["counts"] for item in net["action"].value_counts().to_pylist()}
     planned = replace(tag(batch), counts=counted)
     changes = Staged(staged(job, net), "", counted, ending=ending)
-    return merge_files(SimpleNamespace(run=run), job, plan(**options), changes, planned, fence)
+    return merge_plan(job, plan(**options), changes, planned, fence, run)
+
+
+def merge_plan(job, made, changes, planned, fence=UNFENCED, run=one_by_one) -> CommitTag | None:
+    """Merge staged changes of a plan."""
+    net, runner = NetChanges.of(job, made, changes, planned), SimpleNamespace(run=run)
+    return merge_files(runner, job, made.state.table_name, net, planned, fence)
 
 
 def write_files(job, *files) -> None:

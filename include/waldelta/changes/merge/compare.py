@@ -21,8 +21,8 @@ from waldelta.changes.decode.collapse import (
     ACTION_UPDATE,
     ACTION_UPSERT,
 )
-from waldelta.changes.merge.by_driver import are_equal, match, match_keys
-from waldelta.changes.merge.by_file import MOST_NET_BYTES, may_hold, readable_files
+from waldelta.changes.merge.file_merge import MOST_NET_BYTES, may_hold, readable_files
+from waldelta.changes.merge.rows import are_equal, match, match_keys
 from waldelta.changes.merge.statements import WrittenColumns
 from waldelta.changes.stage.net_files import (
     NetFiles,

@@ -1,4 +1,4 @@
-"""Commits a target's staged net changes: in the driver, file by file in tasks, or by Spark.
+"""Commits a target's staged net changes: file by file with Arrow, or by Spark.
 
 Changes of tables without a key remove or change duplicate rows, in one commit. A MERGE can't take
 one of two equal rows, so Spark rewrites the target. Rows are equal where every published column is,
@@ -23,9 +23,9 @@ import tenacity
 
 from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_INSERT, ACTION_UPDATE, PLACE
 from waldelta.changes.decode.target_plan import TargetPlan
-from waldelta.changes.merge.by_driver import changes_copies, merge_in_driver
-from waldelta.changes.merge.by_file import merge_files
 from waldelta.changes.merge.divide import without_partitions
+from waldelta.changes.merge.file_merge import NetChanges, changes_copies, merge_files
+from waldelta.changes.merge.rows import ending_of_leaves
 from waldelta.changes.merge.statements import (
     FOUND_DELETES,
     FOUND_UPDATES,
@@ -197,7 +197,7 @@ def merge_staged(
     tag: CommitTag,
     fence: Fence,
 ) -> CommitTag:
-    """Commit the net changes in the driver, else file by file in tasks, else by Spark.
+    """Commit the net changes file by file with Arrow, else by Spark.
 
     Returns the tag of the commit. The target's partitions are removed first where they can't have a
     value of the changes.
@@ -215,9 +215,10 @@ def _merge_staged(
     tag: CommitTag,
     fence: Fence,
 ) -> CommitTag:
-    done = merge_in_driver(job, plan, changes, tag, fence)
-    if done is None:
-        done = merge_files(runner, job, plan, changes, tag, fence)
+    if plan.truncated_leaves:
+        changes = replace(changes, ending=ending_of_leaves(plan.truncated_leaves))
+    net = NetChanges.of(job, plan, changes, tag)
+    done = merge_files(runner, job, plan.state.table_name, net, tag, fence)
     if done is not None:
         return done
     # Another run may have copied the target again since: Spark would treat that copy as ours.
@@ -231,8 +232,7 @@ def _merge_staged(
         ),
         reraise=True,
     )
-    if changes.net is None:
-        check_whole(runner, changes)
+    check_whole(runner, changes)
     return again(_merge, runner, job, changes, plan, tag, fence)
 
 
@@ -274,8 +274,7 @@ def _merge(
             target, source, names, metadata_columns=written.metadata, overwrite=plan.is_truncated
         )
     else:
-        clauses = [f"{of_leaves('t', cut)} then delete"] if cut else []
-        clauses += changes.ending.clauses if changes.ending is not None else []
+        clauses = changes.ending.clauses if changes.ending is not None else ()
         statement = merge_statement(
             target, source, names, shape, metadata_columns=written.metadata, others=clauses
         )

@@ -34,9 +34,9 @@ from waldelta.changes.decode.collapse import (
 )
 from waldelta.changes.decode.row_states import Truncation
 from waldelta.changes.decode.target_plan import TargetPlan
-from waldelta.changes.merge.by_driver import combined_raw, has_action, match_keys
-from waldelta.changes.merge.by_file import may_hold, readable_files
 from waldelta.changes.merge.compare import hashable
+from waldelta.changes.merge.file_merge import may_hold, readable_files
+from waldelta.changes.merge.rows import combined_raw, has_action, match_keys
 from waldelta.changes.merge.statements import WrittenColumns
 from waldelta.changes.stage.net_files import NetFiles, batches, parts_at_once
 from waldelta.changes.stage.stage import Ending, Staged
@@ -343,14 +343,12 @@ def stage_row_versions(
         new_rows = sum(staged.counts.get(action, 0) for action in (ACTION_INSERT, ACTION_UPDATE))
         totals[ACTION_SKIP] += new_rows - counts[ACTION_INSERT] - counts[ACTION_UPSERT]
     net = NetFiles.of(f"{folder}/net", job.lake)
-    rows = None if staged.net is None else net.read(target.net_schema.names)
     names, shape = tuple(target.names), target.written.shape
     merged = replace(
         plan, truncated=False, decode=replace(decode, names=names, shape=shape, unfolding=None)
     )
-    return merged, Staged(
-        net.folder, parquet(net.folder), dict(totals + counts), net=rows, ending=target.ending
-    )
+    source = parquet(net.folder)
+    return merged, Staged(net.folder, source, dict(totals + counts), ending=target.ending)
 
 
 def stage_net(

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.arrow import one_array
-from waldelta.changes.merge.by_driver import small_rows
+from waldelta.changes.stage.net_files import small_rows
 from waldelta.errors import without_values
 from waldelta.lake import READ_FAILURES, DeltaTarget, Overtaken, Tag, TargetVersion, replace_by_rows
 from waldelta.lake.data_file import redefined

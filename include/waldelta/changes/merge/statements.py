@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 # In a commit's counts, for a table without a key: the staged updates and deletes that found a row
 # in the target.
 FOUND_UPDATES, FOUND_DELETES = "found_updates", "found_deletes"
-# The counts of a commit that has no metrics of a MERGE (merge_in_driver): how many of the target's
+# The counts of a commit that has no metrics of a MERGE (merge_files): how many of the target's
 # rows were inserted, updated and deleted.
 MERGED_INSERTS, MERGED_UPDATES, MERGED_DELETES = (
     "merged_inserts",

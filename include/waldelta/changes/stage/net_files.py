@@ -16,8 +16,15 @@ import pyarrow.parquet as pq
 
 from waldelta.arrow import Bools, Ints, grouped, table_of
 from waldelta.errors import StagedLost
-from waldelta.lake import Lake, by_row_group, parquet_format, write_parquet
-from waldelta.lake.storage import data_paths
+from waldelta.lake import (
+    MOST_DRIVER_BYTES,
+    Lake,
+    TargetVersion,
+    by_row_group,
+    parquet_format,
+    write_parquet,
+)
+from waldelta.lake.storage import data_paths, row_group_bytes
 from waldelta.quantities import counted
 from waldelta.spark import Runner
 
@@ -97,6 +104,12 @@ class NetFiles:
         mask[numbers] = True
         return mask
 
+    def by_file(self, mask: Bools) -> Iterator[tuple[int, Bools]]:
+        """Yields the files that have any of the chosen rows, each with its part of the mask."""
+        for number, of_file in enumerate(np.split(mask, np.cumsum(self.rows)[:-1])):
+            if of_file.any():
+                yield number, of_file
+
     def parts_of(self, number: int, mask: Bools) -> Iterator[pa.Table]:
         """Returns the chosen rows of one file, in parts of limited memory."""
         return parts_at_once(chosen_rows(self._opened([self.paths[number]]), mask))
@@ -133,14 +146,36 @@ class NetFiles:
     def _batches(
         self, mask: Bools, columns: dict[str, pc.Expression] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        of_files = np.split(mask, np.cumsum(self.rows)[:-1])
-        for path, of_file in zip(self.paths, of_files, strict=True):
-            if of_file.any():
-                yield from chosen_rows(self._opened([path]), of_file, columns)
+        for number, of_file in self.by_file(mask):
+            yield from chosen_rows(self._opened([self.paths[number]]), of_file, columns)
 
     def _opened(self, paths: Sequence[str]) -> ds.Dataset:
         files = self.lake.unchanging_files(self.folder)
         return ds.dataset(list(paths), filesystem=files, format=parquet_format(self.folder))
+
+
+@dataclass(frozen=True, slots=True)
+class NetTable(NetFiles):
+    """Net changes in memory, as if they were one file."""
+
+    table: pa.Table
+
+    def read(self, columns: Sequence[str]) -> pa.Table:
+        """Returns some columns."""
+        return self.table.select(columns)
+
+    def take(
+        self,
+        mask: Bools,
+        most_bytes: int,  # noqa: ARG002
+        columns: Sequence[str] | None = None,
+    ) -> pa.Table | None:
+        """Returns the chosen rows."""
+        return self.table.filter(pa.array(mask)).select(columns or self.table.column_names)
+
+    def parts_of(self, number: int, mask: Bools) -> Iterator[pa.Table]:  # noqa: ARG002
+        """Yields the chosen rows."""
+        yield self.table.filter(pa.array(mask))
 
 
 def packed(mask: Bools) -> bytes:
@@ -196,6 +231,21 @@ def batches(
         columns=columns, batch_size=ROWS_PER_READ, batch_readahead=2, fragment_readahead=1
     )
     return iter(scanner.to_batches())
+
+
+def small_rows(table: TargetVersion) -> pa.Table | None:
+    """Returns all rows of a target that this process reads without Spark, else None.
+
+    Its files are small, its features are implemented, and its rows take at most MOST_DRIVER_BYTES.
+    """
+    if not (table.is_small and table.is_writable):
+        return None
+    dataset = table.dataset()
+    # A first batch of large rows would be in memory before it could be counted, so the footers are
+    # checked first.
+    if sum(row_group_bytes(dataset)) > MOST_DRIVER_BYTES:
+        return None
+    return table_of(batches(dataset), table.schema, MOST_DRIVER_BYTES)
 
 
 def parts_at_once(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:

@@ -232,15 +232,13 @@ class Staged:
     action.
 
     ``incomplete``: a new row arrived without the value of a large column, which must be read from
-    the source. ``net`` has the rows themselves, when the driver collapsed them and they are
-    complete. ``ending`` says what a TRUNCATE makes of other rows that the target keeps.
+    the source. ``ending`` says what a TRUNCATE makes of other rows that the target keeps.
     """
 
     folder: str
     source: str
     counts: dict[str, int]
     incomplete: bool = False
-    net: pa.Table | None = None
     ending: Ending | None = None
 
 
@@ -268,7 +266,7 @@ def stage(runner: Runner, change_log: ChangeLog, plan: TargetPlan, folder: str) 
             events = route_in_driver(runner, decoded, decode, f"{folder}-routed").to_batches()
         net = _collapse(events, decode)
         write_parquet(folder, net)
-        return _staged(folder, _counts(net, decode).to_pylist(), net)
+        return _staged(folder, _counts(net, decode).to_pylist())
     staged = _staged(folder, _stage_in_tasks(runner, plan.split or change_log, plan, folder))
     rows = sum(NetFiles.of(folder, change_log.lake).rows)
     check_rows(folder, rows, net_changes(staged.counts))
@@ -284,14 +282,12 @@ def check_whole(runner: Runner, staged: Staged) -> None:
     check_rows(staged.folder, rows, net_changes(staged.counts))
 
 
-def _staged(
-    folder: str, counts: Sequence[Mapping[str, Any]], net: pa.Table | None = None
-) -> Staged:
+def _staged(folder: str, counts: Sequence[Mapping[str, Any]]) -> Staged:
     """Returns the staged changes by the counts of their parts (COUNTS)."""
     added = {RAW_ROWS: sum(part["raw_rows"] for part in counts)}
     for part in counts:
         added[part["action"]] = added.get(part["action"], 0) + part["rows"]
-    return Staged(folder, parquet(folder), added, any(part["incomplete"] for part in counts), net)
+    return Staged(folder, parquet(folder), added, any(part["incomplete"] for part in counts))
 
 
 def tasks_for(volume: Volume) -> int:

@@ -261,7 +261,7 @@ class _Work:
         numbers = np.union1d(_incomplete(self.files, self.plan), self.replaced)
         self.files.without(self.runner, numbers, self._folder, self.parts)
         return replace(
-            self.staged, folder=self._folder, source=parquet(self._folder), counts=counts, net=None
+            self.staged, folder=self._folder, source=parquet(self._folder), counts=counts
         )
 
     def record_moved(self, moved: Mapping[str, str], rows: Sequence[Decision]) -> None:

@@ -21,8 +21,7 @@ from pyspark.sql import functions as F
 
 from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_PURGE
 from waldelta.changes.decode.net_rows import first_of_each, key_codes, named_keys, typed_columns
-from waldelta.changes.merge.by_driver import small_rows
-from waldelta.changes.stage.net_files import NetFiles
+from waldelta.changes.stage.net_files import NetFiles, small_rows
 from waldelta.errors import NeedsSync
 from waldelta.lake import DeltaTarget, Lake, open_parquet, row_count, write_parquet
 from waldelta.metadata_columns import RELID

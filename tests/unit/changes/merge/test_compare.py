@@ -8,8 +8,8 @@ import pytest
 
 from tests.support.data.merges import net_of, one_by_one, plan, staged, write_files
 from waldelta.changes.decode.collapse import EventShape
-from waldelta.changes.merge.by_driver import match
 from waldelta.changes.merge.compare import Comparison, HeldRows
+from waldelta.changes.merge.rows import match
 from waldelta.changes.merge.statements import WrittenColumns
 from waldelta.changes.stage import net_files
 from waldelta.changes.stage.net_files import NetFiles

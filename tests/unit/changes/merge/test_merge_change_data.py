@@ -9,16 +9,16 @@ import pytest
 from deltalake import write_deltalake
 
 from tests.oracles.change_feed import TYPE, changes_by_delta_rs, compare_change_feed
-from tests.support.data.merges import driver_merge, file_merge, held, rows, table, table_uri
+from tests.support.data.merges import held, merge_large, merge_small, rows, table, table_uri
 from tests.support.seeds import rounds
-from waldelta.changes.merge import by_driver as driver_module
+from waldelta.changes.merge import file_merge as module
 from waldelta.lake import delta_target, local_path
 from waldelta.lake.commit_files import commit_files
 from waldelta.lake.layout import CHANGE_DATA_FEED, CHANGE_FOLDER
 
 pytestmark = pytest.mark.usefixtures("small_parts")
 
-MERGES = {"driver": driver_merge, "tasks": file_merge}
+MERGES = {"small": merge_small, "large": merge_large}
 A, B, C = (1, "a", "A"), (2, "b", "B"), (3, "c", "C")
 INSERT, DELETE = ("I", None, 4, "d", "D"), ("D", 1, None, None, None)
 UPDATE, EQUAL, MOVE = ("U", 2, 2, "b2", "B2"), ("U", 3, 3, "c", "C"), ("U", 3, 7, "c7", "C7")
@@ -64,12 +64,12 @@ def test_a_merge_shows_the_net_changes(job, merge, case):
 
 
 def test_many_small_files_become_one_without_showing_their_rows(job, monkeypatch):
-    monkeypatch.setattr(driver_module, "_MOST_FILES", 2)
+    monkeypatch.setattr(module, "_MOST_FILES", 2)
     create(job, [A, B], [C])
-    driver_merge(job, [INSERT])
+    merge_small(job, [INSERT])
     assert (len(table(job).file_uris()), shown(job, table(job).version())) == (1, {"insert": 1})
     files = table(job).file_uris()
-    driver_merge(job, [("D", 9, None, None, None)], batch=2)
+    merge_small(job, [("D", 9, None, None, None)], batch=2)
     assert (table(job).file_uris(), shown(job, table(job).version())) == (files, {})
 
 

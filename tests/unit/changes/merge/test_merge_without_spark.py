@@ -1,4 +1,4 @@
-"""What merging in the driver and by file have in common: rows, commit, what Spark does."""
+"""What merges of small and large targets have in common: rows, commit, what Spark does."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -13,10 +13,10 @@ from tests.support.data.events import apply_one_by_one, random_events
 from tests.support.data.merges import (
     NAMES,
     SCHEMA,
-    driver_merge,
-    file_merge,
     files_of,
     held,
+    merge_large,
+    merge_small,
     net_of,
     plan,
     rows,
@@ -29,18 +29,20 @@ from tests.support.seeds import chosen_random, rounds
 from waldelta.arrow import with_column
 from waldelta.changes.decode.collapse import EventShape
 from waldelta.changes.merge.commits import read_commit
+from waldelta.changes.merge.rows import ending_of_leaves
 from waldelta.changes.stage.stage import Ending
 from waldelta.errors import LockHeld
 from waldelta.lake import Lake
 from waldelta.lake.layout import STATISTICS_COLUMNS, TARGET_FILE_SIZE
+from waldelta.metadata_columns import RELID
 from waldelta.snapshot.read_table import RAW_TYPE
 
 pytestmark = pytest.mark.usefixtures("small_parts")
 
 
-@pytest.fixture(params=[driver_merge, file_merge], ids=["driver", "files"])
+@pytest.fixture(params=[merge_small, merge_large], ids=["small", "large"])
 def merged(request):
-    """Merges changes in one of the two ways."""
+    """Merges changes into a small target or a large one."""
     return request.param
 
 
@@ -137,7 +139,6 @@ def test_values_of_partitions_are_read_as_they_were(job, merged, value):
 
 
 UNKNOWN = {
-    "a truncated leaf": (lambda job: None, {"truncated": True, "leaves": (7,)}),
     "another feature": (lambda job: table(job).alter.add_constraint({"c": '"Id" > 0'}), {}),
     "append only": (lambda job: table(job).alter.set_table_properties({"delta.appendOnly": "true"}),
                     {}),
@@ -185,9 +186,20 @@ def test_a_truncate_of_rows_that_a_target_keeps(job, merged):
         1: ("x", "A"), 2: ("ended", "B"), 4: ("old", "D"), 6: ("old", "F"), 9: ("n", "N")
     }  # fmt: skip
     cut = read_commit(job, plan().state, done)
-    assert (cut.inserted, cut.updated, cut.deleted, cut.skipped) == (1, 2, 1, 0)
+    assert (cut.inserted, cut.updated, cut.deleted, cut.skipped) == (1, 2, 0, 0)
     assert merged(job, [], batch=2, ending=ending) is not None
     assert held(job) == {2: ("ended", "B"), 4: ("old", "D"), 6: ("old", "F")}
+
+
+def test_a_truncate_of_one_leaf(job, merged):
+    """Its rows go, except those that came again; no other row is read as gone."""
+    leaves = pa.array([1, 2, 2], pa.int64())
+    held_rows = rows((1, "a", "A"), (2, "b", "B"), (3, "c", "C"))
+    write(job, held_rows.append_column(RELID, leaves), schema_mode="overwrite")
+    done = merged(job, [("I", None, 3, "n", "N")], ending=ending_of_leaves([2]))
+    assert held(job) == {1: ("a", "A"), 3: ("n", "N")}
+    cut = read_commit(job, plan().state, done)
+    assert (cut.inserted, cut.updated, cut.deleted, cut.skipped) == (0, 1, 0, 0)
 
 
 RAW_BIG, RAW_V = ("it's.big", "x"), ("the `v`", "y")

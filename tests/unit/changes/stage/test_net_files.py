@@ -6,8 +6,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import write_deltalake
 from pyarrow.fs import FileInfo, FileSystem, FileType, FSSpecHandler, PyFileSystem
 
+from waldelta.changes.stage import net_files
 from waldelta.changes.stage.net_files import NetFiles, at_places
 from waldelta.lake import Lake, write_parquet
 from waldelta.spark import InProcess
@@ -89,3 +91,18 @@ def test_files_that_are_written_at_once_all_stay(tmp_path):
     files = NetFiles.of(folder, Lake(tmp_path.as_uri()))
     rest = files.without(InProcess(pytest.fail), np.array([0]), f"{folder}-rest")
     assert sorted(rest.rows) == sorted([0, counts[0] - 1, *counts[1:]])
+
+
+def test_rows_that_unpack_to_much_are_not_read_at_all(tmp_path, monkeypatch):
+    """A file of a few kilobytes may hold more than memory has room for: its footer says so."""
+    monkeypatch.setattr(net_files, "MOST_DRIVER_BYTES", 1 << 20)
+    large = pa.table({"v": [f"{number}" * (1 << 16) for number in range(10, 90)]})
+    target = Lake(tmp_path.as_uri()).target("s.t")
+    write_deltalake(target.uri, large)
+    assert sum(file.stat().st_size for file in tmp_path.rglob("*.parquet")) < 1 << 20
+
+    def read(*given):
+        raise AssertionError("rows were read")
+
+    monkeypatch.setattr(net_files, "batches", read)
+    assert net_files.small_rows(target.open()) is None

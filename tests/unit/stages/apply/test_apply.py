@@ -3,10 +3,10 @@
 import logging
 from types import SimpleNamespace
 
-import pyarrow as pa
 import pytest
 
 import waldelta.changes.merge.merge as merge_module
+from tests.support.data.merges import plan
 from waldelta.changes.merge.statements import CommitTag
 from waldelta.changes.stage.stage import Staged, tasks_for
 from waldelta.errors import LockHeld
@@ -44,7 +44,6 @@ def test_a_cut_is_published_once_and_never_behind_a_later_one(ours, newest, told
 def test_spark_merges_only_what_this_run_may_still_write(monkeypatch):
     """Another run that committed meanwhile may have copied the target again."""
     merged = []
-    monkeypatch.setattr(merge_module, "merge_in_driver", lambda *_: None)
     monkeypatch.setattr(merge_module, "merge_files", lambda *_: None)
     monkeypatch.setattr(merge_module, "_merge", lambda *_: merged.append(1))
 
@@ -52,10 +51,10 @@ def test_spark_merges_only_what_this_run_may_still_write(monkeypatch):
         raise LockHeld("by another run")
 
     fence = SimpleNamespace(verify=taken)
-    changes = Staged("folder", "source", {}, net=pa.table({"action": ["insert"]}))
-    plan = SimpleNamespace(decode=SimpleNamespace(unfolding=None))
+    job = SimpleNamespace(pipeline=SimpleNamespace(target=SimpleNamespace(metadata_columns=True)))
+    changes = Staged("folder", "source", {})
     with pytest.raises(LockHeld):
-        merge_module._merge_staged(None, None, changes, plan, CommitTag("app", 1), fence)
+        merge_module._merge_staged(None, job, changes, plan(), CommitTag("app", 1), fence)
     assert merged == []
 
 

@@ -280,18 +280,16 @@ def _set_aside(
         )
         for key, columns, texts, lsn, commit_ts, reason, is_outdated in values
     ]  # fmt: skip
-    folder, net = f"{staged.folder}-let", staged.net
+    folder = f"{staged.folder}-let"
     write_parquet(folder, gone)
     judged.files.without(judged.runner, failing, folder, 1)
-    if net is not None:
-        net = pa.concat_tables([gone, net.filter(pa.array(~judged.files.are_in(failing)))])
     log.warning(
         "table=%s gate: quarantined %s, %d in all",
         judged.table,
         counted(len(aside), "row"),
         counts[QUARANTINED_ROWS],
     )
-    let = replace(staged, folder=folder, source=parquet(folder), net=net, counts=counts)
+    let = replace(staged, folder=folder, source=parquet(folder), counts=counts)
     return JudgedChanges(let, aside)
 
 

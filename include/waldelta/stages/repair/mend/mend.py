@@ -27,9 +27,9 @@ from pyspark.sql import functions as F
 from waldelta.arrow import Bools, Ints, one_array
 from waldelta.changes.decode.collapse import ACTION_UPSERT, EventShape
 from waldelta.changes.decode.net_rows import first_of_each, key_codes
-from waldelta.changes.merge.by_file import merge_written
 from waldelta.changes.merge.compare import Comparison, HeldRows
 from waldelta.changes.merge.divide import without_partitions
+from waldelta.changes.merge.file_merge import NetChanges, merge_files
 from waldelta.changes.merge.statements import (
     CommitTag,
     WrittenColumns,
@@ -272,8 +272,8 @@ def write_rows(
     The first file has the number ``first``; returns the number after the last one.
     """
     places, number, position = np.flatnonzero(mask), first, 0
-    for of_file, mask_of_file in enumerate(np.split(mask, np.cumsum(net.rows)[:-1])):
-        for part in net.parts_of(of_file, mask_of_file) if mask_of_file.any() else ():
+    for of_file, mask_of_file in net.by_file(mask):
+        for part in net.parts_of(of_file, mask_of_file):
             columns = dict(zip(part.column_names, part.columns, strict=True))
             if further is not None:
                 columns_of_part = further.take(pa.array(places[position : position + len(part)]))
@@ -402,7 +402,7 @@ def merge_differences(  # noqa: PLR0913 - a target, what is written to it, and h
     fence: Fence,
 ) -> CommitTag:
     """Commit the net changes of a copy's rows, staged in ``folder``, in one commit."""
-    merge = partial(merge_written, runner, job, name, written, folder, tag=tag, fence=fence)
+    merge = partial(merge_files, runner, job, name, NetChanges(folder, written), tag, fence)
     earlier_tag = without_partitions(runner, job.lake.target(name).open, name, merge)
     if earlier_tag is not None:
         return earlier_tag

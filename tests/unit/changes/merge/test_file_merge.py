@@ -16,9 +16,12 @@ from deltalake import write_deltalake
 
 from tests.support.data.merges import (
     SCHEMA,
-    file_merge,
     files_of,
     held,
+    large,
+    merge_large,
+    merge_plan,
+    merge_small,
     net_of,
     one_by_one,
     plan,
@@ -33,15 +36,15 @@ from tests.support.data.merges import (
 from tests.support.data.pg_types import ANY_NUMERIC
 from tests.support.seeds import rounds
 from waldelta.changes.decode.collapse import EventShape, net_schema
-from waldelta.changes.merge import by_file as module
-from waldelta.changes.merge.by_driver import merge_in_driver
-from waldelta.changes.merge.by_file import merge_files
+from waldelta.changes.merge import file_merge as module
+from waldelta.changes.merge.commits import read_commit
+from waldelta.changes.merge.rows import ending_of_leaves
 from waldelta.changes.merge.statements import CommitTag
 from waldelta.changes.stage.net_files import packed, unpacked
 from waldelta.changes.stage.stage import Staged
 from waldelta.config.type_options import DEFAULT_TYPES
 from waldelta.errors import StagedLost
-from waldelta.lake import UNFENCED, local_path
+from waldelta.lake import local_path
 from waldelta.lake.layout import HeldFile
 from waldelta.snapshot.read_table import RAW_TYPE
 from waldelta.types.numeric import Number
@@ -64,7 +67,7 @@ def test_only_files_that_hold_a_changed_row_are_written_anew(job, monkeypatch):
     monkeypatch.setattr(
         HeldFile, "open", lambda file, *to: opened.append(file.path) or of(file, *to)
     )
-    assert file_merge(job, [("U", 10, 10, "j2", "J2"), ("U", 5, 5, "lacking", "x")]) is not None
+    assert merge_large(job, [("U", 10, 10, "j2", "J2"), ("U", 5, 5, "lacking", "x")]) is not None
     kept = names_of(job) & before
     assert (len(kept), len(names_of(job))) == (2, 3)
     assert {*opened} == before - {path_of(job, 20)}
@@ -88,7 +91,7 @@ def test_tasks_tell_no_more_than_there_are_changes(job, monkeypatch):
         return told[-1]
 
     changes = [("U", n, n, "c", "C") for n in range(100)]
-    assert file_merge(job, changes, run=run) is not None
+    assert merge_large(job, changes, run=run) is not None
     matched = [len(row["matched"]) for row in told[0] if row["matched"] is not None]
     assert (len(matched), sum(matched)) == (8, 4 * 8)
     assert sum(values == ("c", "C") for values in held(job).values()) == 8
@@ -108,14 +111,14 @@ def test_which_changes_are_told_in_the_fewest_bytes(count):
 def test_new_rows_alone_leave_all_files(job):
     write_files(job, [(1, "a", "A")])
     before = names_of(job)
-    assert file_merge(job, [("I", None, 4, "d", "D"), ("I", None, 5, "e", "E")]) is not None
+    assert merge_large(job, [("I", None, 4, "d", "D"), ("I", None, 5, "e", "E")]) is not None
     assert before < names_of(job)
     assert set(held(job)) == {1, 4, 5}
 
 
 def test_a_file_whose_rows_are_all_gone_has_no_successor(job):
     write_files(job, [(1, "a", "A")])
-    assert file_merge(job, [("D", 1, None, None, None)]) is not None
+    assert merge_large(job, [("D", 1, None, None, None)]) is not None
     assert names_of(job) == set()
 
 
@@ -130,9 +133,9 @@ def test_more_net_changes_than_memory_is_meant_for_are_left_to_spark(job, monkey
         return told
 
     monkeypatch.setattr(module, "MOST_NET_BYTES", 1)
-    assert file_merge(job, [("U", k, k, "c", "C") for k in (1, 4)], run=run) is None
+    assert merge_large(job, [("U", k, k, "c", "C") for k in (1, 4)], run=run) is None
     assert (ended, files_of(job)) == ([2], files)
-    assert file_merge(job, [("I", None, 7, "d", "D")]) is not None
+    assert merge_large(job, [("I", None, 7, "d", "D")]) is not None
 
 
 @pytest.mark.parametrize("rounds", [1, 2], ids=["of files written anew", "of new rows"])
@@ -155,7 +158,7 @@ def test_a_merge_that_fails_leaves_no_file_of_the_tasks_that_ended(job, err, rou
 
     events = [("U", 1, 1, "c", "C"), ("U", 2, 2, "d", "D"), ("I", None, 3, "e", "E")]
     with pytest.raises(StagedLost) if isinstance(err, StagedLost) else nullcontext():
-        assert file_merge(job, events, run=run) is None
+        assert merge_large(job, events, run=run) is None
     assert (files_of(job), len(done)) == (files, rounds)
 
 
@@ -169,7 +172,7 @@ def test_a_file_that_is_gone_leaves_it_to_spark(job, monkeypatch):
         return may_hold(files, *given)
 
     monkeypatch.setattr(module, "may_hold", vacuumed)
-    assert file_merge(job, [("U", key, key, "x", "X") for key in (1, 2)]) is None
+    assert merge_large(job, [("U", key, key, "x", "X") for key in (1, 2)]) is None
 
 
 def test_changes_that_are_not_all_there_are_left_to_spark(job):
@@ -177,15 +180,14 @@ def test_changes_that_are_not_all_there_are_left_to_spark(job):
     net = net_of([("I", None, 4, "d", "D")])
     planned = replace(tag(), counts={"upsert": 2})
     changes = Staged(staged(job, net), "", {})
-    runner = SimpleNamespace(run=one_by_one)
-    assert merge_files(runner, job, plan(), changes, planned, UNFENCED) is None
+    assert merge_plan(job, plan(), changes, planned) is None
 
 
 def test_there_is_a_checkpoint_every_so_often(job, monkeypatch):
     """Of the version that was committed."""
     monkeypatch.setattr("waldelta.lake.delta_target.CHECKPOINT_INTERVAL", 2)
     for batch in (1, 2):
-        file_merge(job, [("I", None, batch, "v", "w")], batch)
+        merge_large(job, [("I", None, batch, "v", "w")], batch)
     assert [
         path.name[19:20]
         for path in (local_path(table_uri(job)) / "_delta_log").glob("*.checkpoint.parquet")
@@ -199,7 +201,7 @@ def test_no_reader_skips_a_value_that_is_no_number(job):
         number, SCHEMA.field(number), pa.array([float("nan"), 1.0])
     )
     write(job, with_nan)
-    file_merge(job, [("U", 2, 2, "c", "C")])
+    merge_large(job, [("U", 2, 2, "c", "C")])
     (name,) = names_of(job)
     group = pq.read_metadata(local_path(table_uri(job)) / name).row_group(0)
     bounded = {
@@ -211,23 +213,51 @@ def test_no_reader_skips_a_value_that_is_no_number(job):
     assert "Id" in bounded
 
 
-def test_somebody_elses_commit_is_not_overwritten(job):
-    """Whoever was first stands; what is merged here is left to Spark, which merges into that."""
+@pytest.mark.parametrize("commits", [1, 2])
+def test_somebody_elses_commit_is_not_overwritten(job, commits):
+    """Changes are merged into it, or left to Spark where that happens again."""
     write_files(job, [(1, "a", "A")])
+    theirs = [rows((1, "theirs", "x"))] * commits
 
     def late() -> None:
-        write(job, rows((5, "theirs", "x")))
+        if theirs:
+            write(job, theirs.pop())
 
-    assert file_merge(job, [("U", 1, 1, "b", "B")], fence=SimpleNamespace(verify=late)) is None
-    assert held(job) == {5: ("theirs", "x")}
-    # Theirs, and what they replaced.
-    assert len(files_of(job)) == 2
+    done = merge_large(job, [("U", 1, 1, "b", "B")], fence=SimpleNamespace(verify=late))
+    if commits == 1:
+        assert (done is None, held(job)) == (False, {1: ("b", "B")})
+    else:
+        assert (done, held(job)) == (None, {1: ("theirs", "x")})
+        # Theirs, and what they replaced.
+        assert len(files_of(job)) == 3
+
+
+def test_new_rows_alone_are_added_in_files_of_their_own(job, monkeypatch):
+    """Until there are many, then all become one; a checkpoint keeps the watermark."""
+    monkeypatch.setattr("waldelta.lake.delta_target.CHECKPOINT_INTERVAL", 3)
+    monkeypatch.setattr(module, "_MOST_FILES", 3)
+    files = []
+    for batch in range(1, 7):
+        merge_small(job, [("I", None, batch, "v", "w")], batch)
+        files.append(len(table(job).file_uris()))
+    assert files == [1, 2, 3, 1, 2, 3]
+    (checkpoint,) = (local_path(table_uri(job)) / "_delta_log").glob("*6.checkpoint.parquet")
+    assert checkpoint.stat().st_size
+    assert (table(job).transaction_version("app"), len(held(job))) == (6, 6)
+
+
+def test_a_row_at_a_key_that_the_batch_leaves_empty_goes(job):
+    """A repeated batch meets the row that it inserted the first time, and deletes."""
+    write(job, rows((1, "a", "A"), (2, "b", "B")))
+    done = merge_small(job, [("I", None, 1, "a", "A"), ("D", 1, None, None, None)])
+    assert held(job) == {2: ("b", "B")}
+    assert read_commit(job, plan().state, done).deleted == 1
 
 
 def test_files_carry_statistics(job):
     """By which other readers skip them too."""
     write_files(job, [(1, "a", "A")])
-    file_merge(job, [("U", 1, 1, "b", "B"), ("I", None, 7, "c", "C")])
+    merge_large(job, [("U", 1, 1, "b", "B"), ("I", None, 7, "c", "C")])
     entry = local_path(table_uri(job)) / "_delta_log" / f"{table(job).version():020d}.json"
     adds = [json.loads(line)["add"] for line in entry.read_text().splitlines() if '"add"' in line]
     told = {
@@ -279,7 +309,7 @@ def merged_duplicates(job, made, rows, batch=1) -> CommitTag | None:
     counts = Counter(action for action, *_ in rows)
     planned = replace(tag(batch), counts=dict(counts))
     changes = Staged(staged(job, net), "", {})
-    return merge_files(SimpleNamespace(run=one_by_one), job, made, changes, planned, UNFENCED)
+    return merge_plan(job, made, changes, planned)
 
 
 def stored(job) -> list[tuple]:
@@ -305,7 +335,7 @@ def test_changes_of_duplicate_rows_rewrite_the_files_with_rows_they_take(job, mo
         HeldFile, "open", lambda file, *to: opened.append(file.path) or of(file, *to)
     )
     done = merged_duplicates(
-        job,
+        large(job),
         made,
         [("delete", A2, None), ("update", B1, ("b", 2, "2")), ("insert", None, A1)],
     )
@@ -346,11 +376,41 @@ def test_random_duplicates_are_merged_as_in_a_small_target(job):
             for _ in range(rng.randrange(1, 12))
         ]
         version, batch = table(job).version(), 2 * attempt + 1
-        assert merged_duplicates(job, made, changes, batch) is not None
+        assert merged_duplicates(large(job), made, changes, batch) is not None
         by_tasks = stored(job)
         table(job).restore(version)
-        counts = dict(Counter(action for action, *_ in changes))
-        planned = replace(tag(batch + 1), counts=counts)
-        net = Staged("", "", counts, net=net_of_duplicates(changes))
-        assert merge_in_driver(job, made, net, planned, UNFENCED) is not None
+        assert merged_duplicates(job, made, changes, batch + 1) is not None
         assert (attempt, by_tasks) == (attempt, stored(job))
+
+
+@pytest.mark.parametrize("size", [lambda job: job, large], ids=["small", "large"])
+def test_duplicate_rows_of_merged_partitions(job, size):
+    """One of the equal rows changes; a truncated leaf's go; own columns keep their values."""
+    schema = pa.schema([("v", pa.string()), ("_wd_relid", pa.int64()), *list(SCHEMA)[3:]])
+    held = [("a", 1), ("a", 1), ("b", 1), ("a", 2), ("b", 2)]
+    target = [{"v": v, "_wd_relid": leaf, "gone": 0.5, "_wd_lsn": -1} for v, leaf in held]
+    write(job, pa.Table.from_pylist(target, schema), schema_mode="overwrite")
+    shape = EventShape(2, ())
+    found = [
+        {"action": "update", "b0": "a", "b1": 1, "c0": "A", "c1": 1, "lsn": 9, "place": 2},
+        {"action": "delete", "b0": "b", "b1": 1, "lsn": 9, "place": 3},
+        {"action": "delete", "b0": "b", "b1": 1, "lsn": 9, "place": 4},
+        {"action": "insert", "c0": "new", "c1": 2, "lsn": 9, "place": 5},
+    ]
+    types = [pa.string(), pa.int64()]
+    net = net_schema(shape, types).append(pa.field("place", pa.int64()))
+    for name in ("base_raw", "raw"):
+        net = net.append(pa.field(name, RAW_TYPE))
+    leaf = plan(truncated=True, leaves=(2,), shape=shape)
+    kinds = (Characters(), Number("bigint", pa.int64(), "int8"))
+    leaf.decode.names = ("v", "_wd_relid")
+    leaf.decode.columns = list(zip(leaf.decode.names, kinds, strict=True))
+    counts = {"update": 1, "delete": 2, "insert": 1}
+    folder, ending = staged(job, pa.Table.from_pylist(found, net)), ending_of_leaves([2])
+    changes, counted = Staged(folder, "", counts, ending=ending), replace(tag(), counts=counts)
+    done = merge_plan(size(job), leaf, changes, counted)
+    rows = table(job).to_pyarrow_table().select(["v", "_wd_relid", "gone", "_wd_lsn"]).to_pylist()
+    expected = [("A", 1, 0.5, 9), ("a", 1, 0.5, -1), ("new", 2, None, 9)]
+    assert sorted(tuple(row.values()) for row in rows) == expected
+    cut = read_commit(job, leaf.state, done)
+    assert (cut.inserted, cut.updated, cut.deleted, cut.skipped) == (1, 1, 1, 1)

@@ -1,124 +1,16 @@
-"""Merging without Spark: rows, duplicates without a key, the commit, what is left to Spark."""
+"""Which rows net changes take where there is no key, and raw values of updated rows."""
 
 import random
-from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.support.data.merges import (
-    SCHEMA,
-    driver_merge,
-    held,
-    plan,
-    rows,
-    table,
-    table_uri,
-    tag,
-    write,
-)
 from tests.support.data.pg_types import ANY_NUMERIC, FLOAT8, INT4, array_of
-from waldelta.changes.decode.collapse import EventShape, net_schema
-from waldelta.changes.merge import by_driver as module
-from waldelta.changes.merge.by_driver import combined_raw, match_duplicates, merge_in_driver
-from waldelta.changes.merge.commits import read_commit
-from waldelta.changes.stage.stage import Staged
+from waldelta.changes.merge.rows import codes_of_duplicates, combined_raw, match_codes, removals_of
 from waldelta.config.type_options import DEFAULT_TYPES
-from waldelta.lake import UNFENCED, DeltaTarget, local_path
 from waldelta.snapshot.read_table import RAW_TYPE
-from waldelta.types.numeric import Number
-from waldelta.types.text import Characters
 from waldelta.types.type_map import target_type
-
-
-def test_new_rows_alone_are_added_in_files_of_their_own(job, monkeypatch):
-    """Until there are many, then all become one; a checkpoint keeps the watermark."""
-    monkeypatch.setattr("waldelta.lake.delta_target.CHECKPOINT_INTERVAL", 3)
-    monkeypatch.setattr(module, "_MOST_FILES", 3)
-    files = []
-    for batch in range(1, 7):
-        driver_merge(job, [("I", None, batch, "v", "w")], batch)
-        files.append(len(table(job).file_uris()))
-    assert files == [1, 2, 3, 1, 2, 3]
-    (checkpoint,) = (local_path(table_uri(job)) / "_delta_log").glob("*6.checkpoint.parquet")
-    assert checkpoint.stat().st_size
-    assert (table(job).transaction_version("app"), len(held(job))) == (6, 6)
-
-
-def test_a_row_at_a_key_that_the_batch_leaves_empty_goes(job):
-    """A repeated batch meets the row that it inserted the first time, and deletes."""
-    write(job, rows((1, "a", "A"), (2, "b", "B")))
-    done = driver_merge(job, [("I", None, 1, "a", "A"), ("D", 1, None, None, None)])
-    assert held(job) == {2: ("b", "B")}
-    assert read_commit(job, plan().state, done).deleted == 1
-
-
-def test_many_rows_are_left_to_spark(job, monkeypatch):
-    monkeypatch.setattr("waldelta.lake.driver_limits.MOST_DRIVER_ROWS", 1)
-    write(job, rows((1, "a", "A"), (2, "b", "B")))
-    assert driver_merge(job, [("I", None, 4, "d", "D")]) is None
-    assert table(job).version() == 1
-
-
-def test_somebody_elses_commit_is_not_overwritten(job, monkeypatch):
-    """Whoever was first stands; what is merged here is left to Spark, which merges into that."""
-    opened = DeltaTarget.open
-
-    def late(target):
-        found = opened(target)
-        write(job, rows((5, "theirs", "x")))
-        return found
-
-    monkeypatch.setattr(DeltaTarget, "open", late)
-    assert driver_merge(job, [("I", None, 4, "d", "D")]) is None
-    assert held(job) == {5: ("theirs", "x")}
-
-
-def test_rows_that_unpack_to_much_are_not_read_at_all(job, tmp_path, monkeypatch):
-    """A file of a few kilobytes may hold more than memory has room for: its footer says so."""
-    monkeypatch.setattr(module, "MOST_DRIVER_BYTES", 1 << 20)
-    large = pa.table({"v": [f"{number}" * (1 << 16) for number in range(10, 90)]})
-    write(job, large, schema_mode="overwrite")
-    assert sum(file.stat().st_size for file in tmp_path.rglob("*.parquet")) < 1 << 20
-
-    def read(*given):
-        raise AssertionError("rows were read")
-
-    monkeypatch.setattr(module, "batches", read)
-    assert module.small_rows(job.lake.target("s.t").open()) is None
-
-
-def test_duplicate_rows_of_merged_partitions(job):
-    """One of the equal rows changes; a truncated leaf's go; own columns keep their values."""
-    schema = pa.schema([("v", pa.string()), ("_wd_relid", pa.int64()), *list(SCHEMA)[3:]])
-    held = [("a", 1), ("a", 1), ("b", 1), ("a", 2), ("b", 2)]
-    target = [{"v": v, "_wd_relid": leaf, "gone": 0.5, "_wd_lsn": -1} for v, leaf in held]
-    write(job, pa.Table.from_pylist(target, schema), schema_mode="overwrite")
-    shape = EventShape(2, ())
-    found = [
-        {"action": "update", "b0": "a", "b1": 1, "c0": "A", "c1": 1, "lsn": 9, "place": 2},
-        {"action": "delete", "b0": "b", "b1": 1, "lsn": 9, "place": 3},
-        {"action": "delete", "b0": "b", "b1": 1, "lsn": 9, "place": 4},
-        {"action": "insert", "c0": "new", "c1": 2, "lsn": 9, "place": 5},
-    ]
-    types = [pa.string(), pa.int64()]
-    net = net_schema(shape, types).append(pa.field("place", pa.int64()))
-    for name in ("base_raw", "raw"):
-        net = net.append(pa.field(name, RAW_TYPE))
-    leaf = plan(truncated=True, leaves=(2,), shape=shape)
-    kinds = (Characters(), Number("bigint", pa.int64(), "int8"))
-    leaf.decode.names = ("v", "_wd_relid")
-    leaf.decode.columns = list(zip(leaf.decode.names, kinds, strict=True))
-    counts = {"update": 1, "delete": 2, "insert": 1}
-    changes = Staged("", "", counts, net=pa.Table.from_pylist(found, net))
-    done = merge_in_driver(job, leaf, changes, replace(tag(), counts=counts), UNFENCED)
-    rows = table(job).to_pyarrow_table().select(["v", "_wd_relid", "gone", "_wd_lsn"]).to_pylist()
-    expected = [("A", 1, 0.5, 9), ("a", 1, 0.5, -1), ("new", 2, None, 9)]
-    assert sorted(tuple(row.values()) for row in rows) == expected
-    cut = read_commit(job, leaf.state, done)
-    assert (cut.inserted, cut.updated, cut.deleted, cut.skipped) == (1, 1, 1, 1)
-
 
 KINDS = [target_type(t, DEFAULT_TYPES) for t in (ANY_NUMERIC, FLOAT8, array_of(FLOAT8), INT4)]
 COLUMNS = [(f"column {i}", kind) for i, kind in enumerate(KINDS)]
@@ -144,7 +36,10 @@ def matched(rows, changes, columns=COLUMNS, *, metadata=True) -> list[int]:
     if metadata:
         held["_wd_raw"] = pa.array([raw for _, raw in rows], RAW_TYPE)
         net["base_raw"] = pa.array([change[2] for change in changes], RAW_TYPE)
-    return match_duplicates(pa.table(held), pa.table(net), columns, metadata=metadata).tolist()
+    rows, removals = pa.table(held), removals_of(changes := pa.table(net))
+    removed = changes.take(pa.array(removals))
+    codes = codes_of_duplicates(rows, removed, columns, metadata=metadata)
+    return np.append(removals, -1)[match_codes(*codes, len(rows))].tolist()
 
 
 NAN = float("nan")

@@ -1,26 +1,19 @@
-"""Merges few net changes into a small target in the driver, as one commit, with Arrow and delta-rs.
-
-Spark spends seconds of CPU on planning and compiling for milliseconds of work. With many small
-tables, that would be most of a run. The commit has the transaction id and the userMetadata of a
-MERGE's commit. It is a compare-and-swap on the version that was read, so it never overwrites a
-concurrent commit.
-
-Applies net changes to a target's rows as statements.merge_statement's MERGE does, with Arrow and
-NumPy.
+"""Applies net changes to rows of a target as statements.merge_statement's MERGE does, with Arrow
+and NumPy: which change each row matches, what the rows are afterwards, and which rows are equal.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.arrow import Bools, Ints, one_array, table_of
+from waldelta.arrow import Bools, Ints, one_array
 from waldelta.changes.decode.collapse import (
     ACTION_DELETE,
     ACTION_INSERT,
@@ -31,18 +24,14 @@ from waldelta.changes.decode.collapse import (
     codes_of,
     codes_of_both,
 )
-from waldelta.changes.decode.target_plan import TargetPlan
 from waldelta.changes.merge.statements import (
     MERGED_DELETES,
     MERGED_INSERTS,
     MERGED_UPDATES,
-    CommitTag,
     WrittenColumns,
-    written_columns,
+    of_leaves,
 )
-from waldelta.changes.stage.net_files import batches
-from waldelta.changes.stage.stage import Ending, Staged
-from waldelta.lake import MOST_DRIVER_BYTES, READ_FAILURES, Fence, TargetVersion, replace_by_rows
+from waldelta.changes.stage.stage import Ending
 from waldelta.lake.commit_files import (
     POSTIMAGE,
     PREIMAGE,
@@ -50,14 +39,9 @@ from waldelta.lake.commit_files import (
     SHOWN_INSERT,
     changed_rows,
 )
-from waldelta.lake.layout import Layout, PartitionKey, key_of
-from waldelta.lake.storage import row_group_bytes
 from waldelta.metadata_columns import RAW, RELID
-from waldelta.pipeline import Job
 from waldelta.types import TargetType
 from waldelta.types.hstore import Hstore
-
-log = logging.getLogger(__name__)
 
 
 def match(held: pa.Table, net: pa.Table, written: WrittenColumns) -> Ints:
@@ -148,15 +132,6 @@ class MergedRows:
         """Returns the rows after the merge, new ones last."""
         return self._built(~self._deleted)
 
-    def touched_partitions(self, layout: Layout) -> set[PartitionKey]:
-        """Returns the partitions that have changed rows before the merge or after it."""
-        before = self.held.filter(pa.array(self.of_row >= 0))
-        return {key_of(part) for rows in (before, self._changed) for part, _ in layout.divide(rows)}
-
-    def new_rows(self) -> pa.Table:
-        """Returns only the new rows."""
-        return self._built(np.zeros(len(self.held), np.bool_))
-
     def changed_rows(self) -> pa.Table:
         """Returns the rows of the change data feed: each updated row before and after it, whether
         or not its values differ, deleted rows and new ones.
@@ -170,6 +145,16 @@ class MergedRows:
                 SHOWN_INSERT: self._changed.slice(updates),
             }
         )
+
+    def with_ended(self, ending: Ending | None) -> Self:
+        """Returns the same with the changes of rows that end."""
+        if ending is None:
+            return self
+        ends = (self.of_row < 0) & ending.are_current(self.held)
+        numbers = len(self.net) + np.cumsum(ends) - 1
+        ended = ending.end(self.held.filter(pa.array(ends)))
+        net = pa.concat_tables([self.net, ended], promote_options="default")
+        return replace(self, net=net, of_row=np.where(ends, numbers, self.of_row))
 
     @cached_property
     def _changed(self) -> pa.Table:
@@ -221,7 +206,7 @@ class MergedRows:
         flag = source.replace("c", "u", 1)
         if flag not in self.written.shape.flags:
             return np.zeros(len(self.held), np.bool_)
-        keeps: Bools = np.append(np.asarray(self.net[flag]), False)
+        keeps: Bools = np.append(np.asarray(self.net[flag].fill_null(False)), False)
         return self._updated & keeps[self.of_row]
 
     @cached_property
@@ -234,18 +219,16 @@ class MergedRows:
         return (self.of_row >= 0) & ~self._deleted
 
 
-def with_ended(
-    rows: pa.Table, of_row: Ints, net: pa.Table, ending: Ending | None
-) -> tuple[Ints, pa.Table]:
-    """Returns the net change of each of the target's rows (-1: none), and all net changes, with
-    those of rows that end.
-    """
-    if ending is None:
-        return of_row, net
-    ends = (of_row < 0) & ending.are_current(rows)
-    numbers = len(net) + np.cumsum(ends) - 1
-    ended = ending.end(rows.filter(pa.array(ends)))
-    return np.where(ends, numbers, of_row), pa.concat_tables([net, ended])
+def ending_of_leaves(leaves: Sequence[int]) -> Ending:
+    """Returns the end of the rows of truncated leaves (oids): they are deleted."""
+
+    def are_current(rows: pa.Table) -> Bools:
+        return np.asarray(pc.is_in(rows[RELID], value_set=pa.array(leaves, rows[RELID].type)))
+
+    def end(rows: pa.Table) -> pa.Table:
+        return pa.table({"action": pa.array([ACTION_DELETE] * len(rows), pa.string())})
+
+    return Ending([RELID], are_current, end, [f"{of_leaves('t', leaves)} then delete"])
 
 
 def combined_raw(current: pa.Array, raws: pa.Array, keeps: Mapping[str, Bools]) -> pa.Array:
@@ -304,27 +287,10 @@ def _are_written_alike(
     return np.asarray(codes[: len(here)] == codes[len(here) :])
 
 
-_REMOVALS = pa.array([ACTION_UPDATE, ACTION_DELETE])
-
-
-def match_duplicates(
-    rows: pa.Table, net: pa.Table, columns: Sequence[tuple[str, TargetType]], *, metadata: bool
-) -> Ints:
-    """Return, for each row of the target, the update or delete that takes it; -1 for none.
-
-    Each change takes one of the rows that equal its old row, in the order of the changes. Rows that
-    are written exactly like the old rows are taken first. ``columns`` are the published columns;
-    ``metadata``: the target has raw values.
-    """
-    removals = removals_of(net["action"], net[PLACE])
-    codes = codes_of_duplicates(rows, net.take(pa.array(removals)), columns, metadata=metadata)
-    return np.append(removals, -1)[match_codes(*codes, len(rows))]
-
-
-def removals_of(actions: pa.ChunkedArray, places: pa.ChunkedArray) -> Ints:
+def removals_of(net: pa.Table) -> Ints:
     """Returns the positions of the updates and deletes, in the order of the changes."""
-    removals = np.flatnonzero(np.asarray(pc.is_in(actions, value_set=_REMOVALS)))
-    return removals[np.argsort(np.asarray(places)[removals], kind="stable")]
+    removals = np.flatnonzero(has_action(net, ACTION_UPDATE, ACTION_DELETE))
+    return removals[np.argsort(np.asarray(net[PLACE])[removals], kind="stable")]
 
 
 def match_codes(equal: Ints, exact: Ints, count: int) -> Ints:
@@ -393,141 +359,3 @@ def _numbers(codes: Ints, is_late: Bools | None = None) -> Ints:
     numbers = np.empty(len(codes), np.int64)
     numbers[order] = np.arange(len(codes)) - begin[codes[order]]
     return numbers
-
-
-# New rows alone are appended as one more file, up to this many files.
-_MOST_FILES = 8
-
-
-def merge_in_driver(
-    job: Job, plan: TargetPlan, staged: Staged, tag: CommitTag, fence: Fence
-) -> CommitTag | None:
-    """Commit net changes under ``tag``; returns the tag with counts of what they did.
-
-    ``staged.net`` has the columns of ``plan.decode.net_schema``. ``fence`` is verified after the
-    target was read. Returns None where others must merge: without these rows, for a target that
-    isn't small, truncated leaves of a table with a key, features of Delta that only Spark writes,
-    or when the target can't be written as it was read.
-    """
-    decode = plan.decode
-    if staged.net is None or (plan.truncated_leaves and decode.shape.key):
-        return None
-    changes = NetChanges(
-        staged.net,
-        written_columns(job, plan),
-        plan.is_truncated,
-        plan.truncated_leaves,
-        decode.columns if changes_copies(plan, tag) else None,
-        staged.ending,
-    )
-    table = job.lake.target(plan.state.table_name).open()
-    if table.committed(tag.app_id) >= tag.batch:
-        return tag  # Delta skips a repeated MERGE in the same way.
-    try:
-        return _merge(table, changes, tag, fence)
-    except READ_FAILURES as err:
-        # For example, another writer has committed since. Spark will merge, or report why it can't.
-        # If this commit succeeded after all, Spark won't repeat it.
-        log.info(
-            "table=%s can't be merged by the driver, so Spark merges it: %s",
-            plan.state.table_name,
-            err,
-        )
-        return None
-
-
-@dataclass(frozen=True, slots=True)
-class NetChanges:
-    """Net changes, their target columns, and whether all rows that the target had are gone.
-
-    ``truncated_leaves`` are the oids of leaves whose rows are gone. ``duplicates`` are the columns
-    of a table without a key whose rows the changes update or delete. ``ending`` says which rows
-    that no change names end.
-    """
-
-    rows: pa.Table
-    written: WrittenColumns
-    is_truncated: bool = False
-    truncated_leaves: Sequence[int] = ()
-    duplicates: Sequence[tuple[str, TargetType]] | None = None
-    ending: Ending | None = None
-
-    @property
-    def truncates(self) -> bool:
-        """Whether rows are gone that no change names."""
-        return self.is_truncated or bool(self.truncated_leaves)
-
-    def without_truncated(self, rows: pa.Table) -> tuple[pa.Table, pa.Table]:
-        """Returns the target's rows that stay, and those of truncated leaves."""
-        if not self.truncated_leaves:
-            return rows, rows.slice(0, 0)
-        leaves = pa.array(self.truncated_leaves, rows[RELID].type)
-        truncated = pc.is_in(rows[RELID], value_set=leaves)
-        return rows.filter(pc.invert(truncated)), rows.filter(truncated)
-
-    def match(self, rows: pa.Table) -> Ints:
-        """Return, for each row of the target, the net change that takes it; -1 for none."""
-        if self.duplicates is None:
-            return match(rows, self.rows, self.written)
-        return match_duplicates(rows, self.rows, self.duplicates, metadata=self.written.metadata)
-
-
-def _merge(
-    table: TargetVersion, changes: NetChanges, tag: CommitTag, fence: Fence
-) -> CommitTag | None:
-    net, written = changes.rows, changes.written
-    if not has_columns(table, written):
-        return None
-    held = table.schema.empty_table() if changes.is_truncated else small_rows(table)
-    if held is None:
-        return None
-    held, gone = changes.without_truncated(held)
-    of_row = changes.match(held)
-    new = np.flatnonzero(are_new(net, matched_by(of_row, len(net))))
-    of_row, net = with_ended(held, of_row, net, changes.ending)
-    merge = MergedRows(held, net, of_row, new, written)
-    tag = replace(tag, counts=tag.counts | merge.counts)
-    adds_only = not (
-        changes.truncates or merge.counts[MERGED_UPDATES] or merge.counts[MERGED_DELETES]
-    )
-    appends = adds_only and (len(table.files) < _MOST_FILES or not len(new))
-    files, layout, change_rows = table.held_files, table.layout, None
-    if appends:
-        removed, rows = [], merge.new_rows()
-    elif changes.truncates:
-        removed, rows = files, merge.rows()
-    else:
-        touched = merge.touched_partitions(layout)
-        removed = [file for file in files if key_of(file.partition) in touched]
-        rows = layout.of_partitions(merge.rows(), touched)
-    # Rows of removed and added files have nothing in common after a TRUNCATE.
-    if table.shows_changes and not (appends or changes.is_truncated):
-        change_rows = pa.concat_tables([merge.changed_rows(), changed_rows({SHOWN_DELETE: gone})])
-    fence.verify()
-    replace_by_rows(table, removed, rows, tag.delta, changes=change_rows)
-    return tag
-
-
-def changes_copies(plan: TargetPlan, tag: CommitTag) -> bool:
-    """Returns whether the changes update or delete duplicate rows of a table without a key."""
-    return not plan.decode.shape.key and bool(tag.counts.keys() & {ACTION_UPDATE, ACTION_DELETE})
-
-
-def has_columns(table: TargetVersion, written: WrittenColumns) -> bool:
-    """Returns whether the table has the written columns and requires only implemented features."""
-    return table.is_writable and set(table.schema.names).issuperset(written.sources)
-
-
-def small_rows(table: TargetVersion) -> pa.Table | None:
-    """Returns all rows of a target that this process reads without Spark, else None.
-
-    Its files are small, its features are implemented, and its rows take at most MOST_DRIVER_BYTES.
-    """
-    if not (table.is_small and table.is_writable):
-        return None
-    dataset = table.dataset()
-    # A first batch of large rows would be in memory before it could be counted, so the footers are
-    # checked first.
-    if sum(row_group_bytes(dataset)) > MOST_DRIVER_BYTES:
-        return None
-    return table_of(batches(dataset), table.schema, MOST_DRIVER_BYTES)
