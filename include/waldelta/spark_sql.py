@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from datetime import date, datetime
 from decimal import Decimal
 from math import isfinite
@@ -58,13 +57,6 @@ def literal(value: Any) -> str:
 def parquet(folder: str) -> str:
     """Returns the Parquet files of a folder, as a relation."""
     return f"parquet.{quote(folder)}"
-
-
-def insert_clause(columns: Sequence[tuple[str, str]]) -> str:
-    """Returns the INSERT of a MERGE, for pairs of column and value."""
-    return (
-        f"insert ({', '.join(n for n, _ in columns)}) values ({', '.join(v for _, v in columns)})"
-    )
 
 
 def simple_type(type_name: str) -> str:

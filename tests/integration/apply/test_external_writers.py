@@ -154,9 +154,10 @@ def by_tasks(monkeypatch, acts):
 def by_spark(monkeypatch, acts):
     """While Spark's MERGE, which has chosen the target's version by then, reads what it merges."""
     monkeypatch.setattr("waldelta.changes.merge.merge.merge_files", lambda *_: None)
-    real = waldelta.changes.merge.merge._merge
+    module = waldelta.changes.merge.merge
+    merge_by_spark, as_stored = module._merge, module.as_stored
 
-    def merge(runner, job, source, plan, tag, fence):
+    def merge(runner, job, changes, plan, tag, fence):
         table = plan.state.table_name.removeprefix("public.")
 
         def beside(_):
@@ -165,9 +166,15 @@ def by_spark(monkeypatch, acts):
 
         name = f"beside_{table}"
         runner.spark().udf.register(name, beside, BooleanType())
-        return real(runner, job, f"(select * from {source} where {name}(action))", plan, tag, fence)
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                module,
+                "as_stored",
+                lambda *given: f"(select * from {as_stored(*given)} where {name}(action))",
+            )
+            return merge_by_spark(runner, job, changes, plan, tag, fence)
 
-    monkeypatch.setattr("waldelta.changes.merge.merge._merge", merge)
+    monkeypatch.setattr(module, "_merge", merge)
 
 
 @pytest.mark.soak("a race with another writer")

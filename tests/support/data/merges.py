@@ -109,7 +109,7 @@ def merge_small(
     net, ending = net_of(events, raw), options.pop("ending", None)
     counted = {item["values"]: item["counts"] for item in net["action"].value_counts().to_pylist()}
     planned = replace(tag(batch), counts=counted)
-    changes = Staged(staged(job, net), "", counted, ending=ending)
+    changes = Staged(staged(job, net), counted, ending=ending)
     return merge_plan(job, plan(**options), changes, planned, fence, run)
 
 

@@ -352,15 +352,11 @@ class NetChanges:
     @classmethod
     def of(cls, job: Job, plan: TargetPlan, staged: Staged, tag: CommitTag) -> NetChanges:
         """Returns the staged changes of a plan."""
-        takes = changes_copies(plan, tag) and not plan.is_truncated
-        duplicates = plan.decode.columns if takes else None
-        written = written_columns(job, plan)
+        written, duplicates = written_columns(job, plan), None
+        takes = tag.counts.keys() & {ACTION_UPDATE, ACTION_DELETE}
+        if takes and not (plan.is_truncated or written.shape.key):
+            duplicates = plan.decode.columns
         return cls(staged.folder, written, plan.is_truncated, duplicates, staged.ending)
-
-
-def changes_copies(plan: TargetPlan, tag: CommitTag) -> bool:
-    """Returns whether the changes update or delete duplicate rows of a table without a key."""
-    return not plan.decode.shape.key and bool(tag.counts.keys() & {ACTION_UPDATE, ACTION_DELETE})
 
 
 def merge_files(

@@ -24,7 +24,7 @@ import tenacity
 from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_INSERT, ACTION_UPDATE, PLACE
 from waldelta.changes.decode.target_plan import TargetPlan
 from waldelta.changes.merge.divide import without_partitions
-from waldelta.changes.merge.file_merge import NetChanges, changes_copies, merge_files
+from waldelta.changes.merge.file_merge import NetChanges, merge_files
 from waldelta.changes.merge.rows import ending_of_leaves
 from waldelta.changes.merge.statements import (
     FOUND_DELETES,
@@ -32,11 +32,9 @@ from waldelta.changes.merge.statements import (
     CommitTag,
     as_stored,
     commit_statement,
-    insert_statement,
-    merge_statement,
+    net_statement,
     of_leaves,
     raw_entries,
-    written_columns,
 )
 from waldelta.changes.stage.stage import Staged, check_whole
 from waldelta.lake import Fence
@@ -45,7 +43,7 @@ from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
 from waldelta.pipeline import Job
 from waldelta.pipeline.task_errors import is_passing
 from waldelta.spark import Runner
-from waldelta.spark_sql import quote
+from waldelta.spark_sql import parquet, quote
 from waldelta.types import TargetType
 
 log = logging.getLogger(__name__)
@@ -192,7 +190,7 @@ _ATTEMPTS = 3
 def merge_staged(
     runner: Runner,
     job: Job,
-    changes: Staged,
+    staged: Staged,
     plan: TargetPlan,
     tag: CommitTag,
     fence: Fence,
@@ -203,22 +201,22 @@ def merge_staged(
     value of the changes.
     """
     name = plan.state.table_name
-    merge = partial(_merge_staged, runner, job, changes, plan, tag, fence)
+    merge = partial(_merge_staged, runner, job, staged, plan, tag, fence)
     return without_partitions(runner, job.lake.target(name).open, name, merge)
 
 
 def _merge_staged(
     runner: Runner,
     job: Job,
-    changes: Staged,
+    staged: Staged,
     plan: TargetPlan,
     tag: CommitTag,
     fence: Fence,
 ) -> CommitTag:
     if plan.truncated_leaves:
-        changes = replace(changes, ending=ending_of_leaves(plan.truncated_leaves))
-    net = NetChanges.of(job, plan, changes, tag)
-    done = merge_files(runner, job, plan.state.table_name, net, tag, fence)
+        staged = replace(staged, ending=ending_of_leaves(plan.truncated_leaves))
+    changes = NetChanges.of(job, plan, staged, tag)
+    done = merge_files(runner, job, plan.state.table_name, changes, tag, fence)
     if done is not None:
         return done
     # Another run may have copied the target again since: Spark would treat that copy as ours.
@@ -232,14 +230,14 @@ def _merge_staged(
         ),
         reraise=True,
     )
-    check_whole(runner, changes)
+    check_whole(runner, staged)
     return again(_merge, runner, job, changes, plan, tag, fence)
 
 
 def _merge(
     runner: Runner,
     job: Job,
-    changes: Staged,
+    changes: NetChanges,
     plan: TargetPlan,
     tag: CommitTag,
     fence: Fence,
@@ -250,32 +248,23 @@ def _merge(
     target over (take_over_target).
     """
     place = job.lake.target(plan.state.table_name)
-    target, written = place.relation, written_columns(job, plan)
-    names, shape = plan.decode.names, plan.decode.shape
-    source = as_stored(changes.source, plan.decode.types)
+    target, written = place.relation, changes.written
+    source = as_stored(parquet(changes.folder), plan.decode.types)
     if texts := place.open_known().layout.texts:  # Spark itself would store null.
         texts_of = [column for name, column in written.sources.items() if name in texts]
         condition = " or ".join(f"{column} = ''" for column in texts_of)
         if runner.spark().sql(f"select 1 from {source} where {condition} limit 1").collect():
             raise empty_value(texts)
-    cut, has_key = plan.truncated_leaves, bool(shape.key)
-    found: dict[str, int] = {}
-    if changes_copies(plan, tag) or (cut and not has_key):
-        statement = count_statement(target, source, KeylessTarget.of(job, plan))
+    has_leaves = bool(plan.truncated_leaves) and not written.shape.key
+    if changes.duplicates is not None or has_leaves:
+        keyless = KeylessTarget.of(job, plan)
+        statement = count_statement(target, source, keyless)
         rows = {row["action"]: row["rows"] for row in runner.spark().sql(statement).collect()}
         updates, deletes = rows.get(ACTION_UPDATE, 0), rows.get(ACTION_DELETE, 0)
-        found = {FOUND_UPDATES: updates, FOUND_DELETES: deletes}
-        tag = replace(tag, counts=tag.counts | found)
+        tag = replace(tag, counts={**tag.counts, FOUND_UPDATES: updates, FOUND_DELETES: deletes})
         fence.verify()  # Counting may have taken long, and another run may have taken the lock.
-    if any(found.values()) or (cut and not has_key):
-        statement = rewrite_statement(target, source, KeylessTarget.of(job, plan))
-    elif plan.is_truncated or not has_key:
-        statement = insert_statement(
-            target, source, names, metadata_columns=written.metadata, overwrite=plan.is_truncated
-        )
-    else:
-        clauses = changes.ending.clauses if changes.ending is not None else ()
-        statement = merge_statement(
-            target, source, names, shape, metadata_columns=written.metadata, others=clauses
-        )
+        if has_leaves or updates or deletes:
+            return commit_statement(runner, tag, rewrite_statement(target, source, keyless))
+    clauses = changes.ending.clauses if changes.ending is not None else ()
+    statement = net_statement(target, source, written, overwrite=plan.is_truncated, others=clauses)
     return commit_statement(runner, tag, statement)

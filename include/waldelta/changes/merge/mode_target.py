@@ -46,7 +46,7 @@ from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
 from waldelta.pipeline import Job
 from waldelta.spark import Runner
 from waldelta.spark.runner import shares
-from waldelta.spark_sql import parquet, quote
+from waldelta.spark_sql import quote
 from waldelta.target_modes import Fold, TargetMode
 from waldelta.target_modes.target_mode import MOVED, STATE_XID, TO_LSN, TO_TS
 from waldelta.types import TargetType
@@ -347,8 +347,7 @@ def stage_row_versions(
     merged = replace(
         plan, truncated=False, decode=replace(decode, names=names, shape=shape, unfolding=None)
     )
-    source = parquet(net.folder)
-    return merged, Staged(net.folder, source, dict(totals + counts), ending=target.ending)
+    return merged, Staged(net.folder, dict(totals + counts), ending=target.ending)
 
 
 def stage_net(

@@ -18,7 +18,7 @@ from waldelta.changes.decode.collapse import (
     ACTION_UPSERT,
     EventShape,
 )
-from waldelta.lake import DeltaTarget, Tag
+from waldelta.lake import Tag
 from waldelta.lake.delta_statements import (
     MATERIALIZE_SOURCE,
     TXN_APP,
@@ -30,7 +30,7 @@ from waldelta.metadata_columns import COMMIT_TS, LSN, RAW, RELID
 from waldelta.snapshot import TableCopy
 from waldelta.spark import Runner
 from waldelta.spark.session import session_settings
-from waldelta.spark_sql import insert_clause, parquet, quote, string
+from waldelta.spark_sql import quote, string
 from waldelta.types import TargetType
 
 if TYPE_CHECKING:
@@ -124,40 +124,47 @@ def written_columns(job: Job, plan: TargetPlan) -> WrittenColumns:
     return WrittenColumns(plan.decode.names, plan.decode.shape, metadata)
 
 
-def merge_statement(
+def net_statement(
     target: str,
     source: str,
-    names: Sequence[str],
-    shape: EventShape,
+    written: WrittenColumns,
     *,
-    metadata_columns: bool,
-    others: Sequence[str] = (),
+    overwrite: bool = False,
+    others: Iterable[str] = (),
 ) -> str:
     """Returns the MERGE of net changes (columns as in collapse) from ``source`` into the target.
 
-    Both are relations of Spark SQL, as in the other statements. ``others`` are conditions and
-    actions for rows that no change names, as a TRUNCATE needs them.
+    Both are relations of Spark SQL, as in the other statements. Without a key it is an INSERT of
+    the new rows; so it is for a table that was truncated, where it overwrites. ``others`` are
+    conditions and actions for rows that no change names, as a TRUNCATE needs them.
     """
-    on = " and ".join(f"t.{quote(names[i])} = s.b{k}" for k, i in enumerate(shape.key))
-    updates = [
-        f"t.{quote(name)} = {new_value(i, name, shape.toastable)}" for i, name in enumerate(names)
-    ]
-    inserts = [(quote(name), f"s.c{i}") for i, name in enumerate(names)]
-    if metadata_columns:
-        updates += [
-            f"t.{LSN} = s.lsn",
-            f"t.{COMMIT_TS} = s.commit_ts",
-            f"t.{RAW} = {merged_raw(names, shape.toastable)}",
-        ]
-        inserts += [(LSN, "s.lsn"), (COMMIT_TS, "s.commit_ts"), (RAW, "s.raw")]
+    shape, values = written.shape, written.sources
+    columns = ", ".join(map(quote, values))
+    if overwrite or not shape.key:
+        return (
+            f"insert {'overwrite' if overwrite else 'into'} {target} ({columns})\n"
+            f"select {', '.join(values.values())}\n"
+            f"from {source}\n"
+            f"where action in ('{ACTION_INSERT}', '{ACTION_UPSERT}')"
+        )
+    keys = zip(written.key_names, written.bases, strict=True)
+    on = " and ".join(f"t.{quote(name)} = s.{base}" for name, base in keys)
+    new = {name: f"s.{value}" for name, value in values.items()}
+    changed = new | {
+        written.names[i]: f"case when s.u{i} then t.{quote(written.names[i])} else s.c{i} end"
+        for i in shape.toastable
+    }
+    if written.metadata:
+        changed[RAW] = merged_raw(written.names, shape.toastable)
     return (
         f"merge into {target} as t\n"
         f"using {source} as s\n"
         f"on {on}\n"
         f"when matched and s.action in ('{ACTION_DELETE}', '{ACTION_PURGE}') then delete\n"
-        f"when matched then update set {', '.join(updates)}\n"
+        "when matched then update set "
+        f"{', '.join(f't.{quote(name)} = {value}' for name, value in changed.items())}\n"
         f"when not matched and s.action in ('{ACTION_INSERT}', '{ACTION_UPSERT}') then\n"
-        f"  {insert_clause(inserts)}"
+        f"  insert ({columns}) values ({', '.join(new.values())})"
         + "".join(f"\nwhen not matched by source and {clause}" for clause in others)
     )
 
@@ -165,23 +172,6 @@ def merge_statement(
 def of_leaves(alias: str, oids: Sequence[int]) -> str:
     """Returns the condition that a row of merged partitions belongs to one of these leaves."""
     return f"{alias}.{RELID} in ({', '.join(f'{oid:d}' for oid in oids)})"
-
-
-def insert_statement(
-    target: str, source: str, names: Sequence[str], *, metadata_columns: bool, overwrite: bool
-) -> str:
-    """Returns an INSERT of the new rows only.
-
-    It is used for a table without a key, or, overwriting, for one that was truncated.
-    """
-    columns = [(quote(name), f"c{i}") for i, name in enumerate(names)]
-    if metadata_columns:
-        columns += [(LSN, "lsn"), (COMMIT_TS, "commit_ts"), (RAW, "raw")]
-    return (
-        f"insert {'overwrite' if overwrite else 'into'} {target}"
-        f" ({', '.join(n for n, _ in columns)})\nselect {', '.join(v for _, v in columns)}\nfrom"
-        f" {source}\nwhere action in ('{ACTION_INSERT}', '{ACTION_UPSERT}')"
-    )
 
 
 def as_stored(source: str, types: Sequence[TargetType]) -> str:
@@ -224,15 +214,6 @@ def commit_statement(runner: Runner, tag: CommitTag, statement: str) -> CommitTa
     return tag
 
 
-def new_value(i: int, name: str, toastable: Collection[int]) -> str:
-    """Returns the SQL expression of a column's new value: the sent value, or the target's value
-    where none was sent.
-    """
-    if i in toastable:
-        return f"case when s.u{i} then t.{quote(name)} else s.c{i} end"
-    return f"s.c{i}"
-
-
 def raw_entries(raw: str) -> str:
     """Returns the SQL expression of a row's raw values as an array, which unlike a map can be
     compared with ``=``; null without raw values.
@@ -267,28 +248,3 @@ def staged_shape(copy: TableCopy, key: Iterable[str]) -> EventShape:
     """Returns the positions of the key columns among a copy's staged columns."""
     names = [name for name, _ in copy.columns]
     return EventShape(len(names), tuple(names.index(column) for column in key))
-
-
-def merge_net(
-    runner: Runner,
-    target: DeltaTarget,
-    written: WrittenColumns,
-    types: Sequence[TargetType],
-    folder: str,
-    tag: CommitTag,
-) -> CommitTag:
-    """Merge the net changes staged in ``folder`` into ``target``, and return ``tag``.
-
-    ``types`` are those of the first columns that they write. Delta's settings apply to the whole
-    session while this runs: nothing else may commit through it.
-    """
-    source, names, metadata = as_stored(parquet(folder), types), written.names, written.metadata
-    if written.shape.key:
-        statement = merge_statement(
-            target.relation, source, names, written.shape, metadata_columns=metadata
-        )
-    else:
-        statement = insert_statement(
-            target.relation, source, names, metadata_columns=metadata, overwrite=False
-        )
-    return commit_statement(runner, tag, statement)

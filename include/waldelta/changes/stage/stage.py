@@ -56,7 +56,6 @@ from waldelta.lake.write_errors import change_log_write_error
 from waldelta.pipeline import Job, named_error
 from waldelta.spark import Runner
 from waldelta.spark.runner import shares
-from waldelta.spark_sql import parquet
 
 log = logging.getLogger(__name__)
 
@@ -228,15 +227,13 @@ DIVIDED = pa.schema([("name", pa.string()), ("rows", pa.list_(pa.int64()))])
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """Net changes ready to be merged: their files, the SQL that the merge reads, the number by
-    action.
+    """Net changes ready to be merged: their folder, and their number by action.
 
     ``incomplete``: a new row arrived without the value of a large column, which must be read from
     the source. ``ending`` says what a TRUNCATE makes of other rows that the target keeps.
     """
 
     folder: str
-    source: str
     counts: dict[str, int]
     incomplete: bool = False
     ending: Ending | None = None
@@ -287,7 +284,7 @@ def _staged(folder: str, counts: Sequence[Mapping[str, Any]]) -> Staged:
     added = {RAW_ROWS: sum(part["raw_rows"] for part in counts)}
     for part in counts:
         added[part["action"]] = added.get(part["action"], 0) + part["rows"]
-    return Staged(folder, parquet(folder), added, any(part["incomplete"] for part in counts))
+    return Staged(folder, added, any(part["incomplete"] for part in counts))
 
 
 def tasks_for(volume: Volume) -> int:

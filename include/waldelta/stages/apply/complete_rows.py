@@ -77,7 +77,6 @@ from waldelta.metadata_columns import RELID
 from waldelta.pipeline import Job
 from waldelta.snapshot.read_table import RAW_TYPE
 from waldelta.spark import Runner
-from waldelta.spark_sql import parquet
 from waldelta.stages.apply._source_values import SourceValues, read_values
 from waldelta.stages.check.gate.gate import JudgedChanges
 
@@ -260,9 +259,7 @@ class _Work:
             return replace(self.staged, counts=counts)
         numbers = np.union1d(_incomplete(self.files, self.plan), self.replaced)
         self.files.without(self.runner, numbers, self._folder, self.parts)
-        return replace(
-            self.staged, folder=self._folder, source=parquet(self._folder), counts=counts
-        )
+        return replace(self.staged, folder=self._folder, counts=counts)
 
     def record_moved(self, moved: Mapping[str, str], rows: Sequence[Decision]) -> None:
         """Record that discarded ``rows`` have another key now; without ``by``, as it is no new

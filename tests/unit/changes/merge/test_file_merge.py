@@ -179,7 +179,7 @@ def test_changes_that_are_not_all_there_are_left_to_spark(job):
     """Which fails for lack of its source."""
     net = net_of([("I", None, 4, "d", "D")])
     planned = replace(tag(), counts={"upsert": 2})
-    changes = Staged(staged(job, net), "", {})
+    changes = Staged(staged(job, net), {})
     assert merge_plan(job, plan(), changes, planned) is None
 
 
@@ -308,7 +308,7 @@ def merged_duplicates(job, made, rows, batch=1) -> CommitTag | None:
     net = net_of_duplicates(rows)
     counts = Counter(action for action, *_ in rows)
     planned = replace(tag(batch), counts=dict(counts))
-    changes = Staged(staged(job, net), "", {})
+    changes = Staged(staged(job, net), {})
     return merge_plan(job, made, changes, planned)
 
 
@@ -407,7 +407,7 @@ def test_duplicate_rows_of_merged_partitions(job, size):
     leaf.decode.columns = list(zip(leaf.decode.names, kinds, strict=True))
     counts = {"update": 1, "delete": 2, "insert": 1}
     folder, ending = staged(job, pa.Table.from_pylist(found, net)), ending_of_leaves([2])
-    changes, counted = Staged(folder, "", counts, ending=ending), replace(tag(), counts=counts)
+    changes, counted = Staged(folder, counts, ending=ending), replace(tag(), counts=counts)
     done = merge_plan(size(job), leaf, changes, counted)
     rows = table(job).to_pyarrow_table().select(["v", "_wd_relid", "gone", "_wd_lsn"]).to_pylist()
     expected = [("A", 1, 0.5, 9), ("a", 1, 0.5, -1), ("new", 2, None, 9)]

@@ -2,7 +2,7 @@
 
 from waldelta.changes.decode.collapse import EventShape
 from waldelta.changes.merge.merge import KeylessTarget, rewrite_statement
-from waldelta.changes.merge.statements import insert_statement, merge_statement, of_leaves
+from waldelta.changes.merge.statements import WrittenColumns, net_statement, of_leaves
 from waldelta.types import stored_type
 from waldelta.types.hstore import Hstore
 from waldelta.types.numeric import NumericAsText
@@ -10,12 +10,13 @@ from waldelta.types.text import Text
 
 SHAPE = EventShape(column_count=3, key=(1,), toastable=(2,))
 NAMES = ("v", "the `key`", "it's")
+PLAIN, WITH_METADATA = (WrittenColumns(NAMES, SHAPE, metadata) for metadata in (False, True))
 
 
 def test_merge_statement():
     """The row is found by its base key, takes its new one, and keeps unchanged TOAST."""
     assert (
-        merge_statement("delta.`file:///l/s/t`", "src", NAMES, SHAPE, metadata_columns=False)
+        net_statement("delta.`file:///l/s/t`", "src", PLAIN)
         == "merge into delta.`file:///l/s/t` as t\n"
         "using src as s\n"
         "on t.`the ``key``` = s.b0\n"
@@ -30,9 +31,7 @@ def test_merge_statement():
 def test_truncated_leaves():
     """Rows of a truncated leaf go unless a change brings them back."""
     clause = f"{of_leaves('t', (7, 9))} then delete"
-    merged = merge_statement(
-        "delta.`u`", "src", NAMES, SHAPE, metadata_columns=False, others=[clause, "t.v then delete"]
-    )
+    merged = net_statement("delta.`u`", "src", PLAIN, others=[clause, "t.v then delete"])
     assert merged.endswith(
         "\nwhen not matched by source and t._wd_relid in (7, 9) then delete"
         "\nwhen not matched by source and t.v then delete"
@@ -48,18 +47,18 @@ def test_truncated_leaves():
 
 def test_merge_statement_keeps_verbatim_values_of_unchanged_columns():
     """_wd_raw is what came now, and what stood there for the columns that stay."""
-    statement = merge_statement("delta.`u`", "src", NAMES, SHAPE, metadata_columns=True)
+    statement = net_statement("delta.`u`", "src", WITH_METADATA)
     assert "map_filter(t._wd_raw, (k, v) -> (k = 'it\\'s' and s.u2))" in statement
     assert statement.endswith("values (s.c0, s.c1, s.c2, s.lsn, s.commit_ts, s.raw)")
 
 
 def test_insert_statement():
     """Without a key rows are added; after a TRUNCATE they replace what was there."""
-    added = insert_statement("delta.`u`", "src", NAMES, metadata_columns=False, overwrite=False)
+    added = net_statement("delta.`u`", "src", WrittenColumns(NAMES, EventShape(3, ()), False))
     assert added.startswith(
         "insert into delta.`u` (`v`, `the ``key```, `it's`)\nselect c0, c1, c2\nfrom src"
     )
-    replaced = insert_statement("delta.`u`", "src", NAMES, metadata_columns=True, overwrite=True)
+    replaced = net_statement("delta.`u`", "src", WITH_METADATA, overwrite=True)
     assert replaced.startswith("insert overwrite delta.`u`")
     assert "_wd_raw" in replaced
     assert all(text.endswith("where action in ('insert', 'upsert')") for text in (added, replaced))

@@ -52,7 +52,7 @@ def test_spark_merges_only_what_this_run_may_still_write(monkeypatch):
 
     fence = SimpleNamespace(verify=taken)
     job = SimpleNamespace(pipeline=SimpleNamespace(target=SimpleNamespace(metadata_columns=True)))
-    changes = Staged("folder", "source", {})
+    changes = Staged("folder", {})
     with pytest.raises(LockHeld):
         merge_module._merge_staged(None, job, changes, plan(), CommitTag("app", 1), fence)
     assert merged == []

@@ -61,7 +61,7 @@ from waldelta.pipeline.targets.quarantined_rows import landed_upto, valid_releas
 from waldelta.quantities import counted
 from waldelta.snapshot import TableCopy
 from waldelta.spark import Runner
-from waldelta.spark_sql import parquet, string
+from waldelta.spark_sql import string
 from waldelta.stages.check.gate.table_gate import (
     EXAMPLE_ROWS,
     MOST_SET_ASIDE,
@@ -289,7 +289,7 @@ def _set_aside(
         counted(len(aside), "row"),
         counts[QUARANTINED_ROWS],
     )
-    let = replace(staged, folder=folder, source=parquet(folder), counts=counts)
+    let = replace(staged, folder=folder, counts=counts)
     return JudgedChanges(let, aside)
 
 

@@ -33,7 +33,9 @@ from waldelta.changes.merge.file_merge import NetChanges, merge_files
 from waldelta.changes.merge.statements import (
     CommitTag,
     WrittenColumns,
-    merge_net,
+    as_stored,
+    commit_statement,
+    net_statement,
     staged_names,
     staged_shape,
 )
@@ -56,7 +58,7 @@ from waldelta.pipeline import Job
 from waldelta.snapshot import TableCopy
 from waldelta.spark import Runner
 from waldelta.spark.runner import shares
-from waldelta.spark_sql import quote
+from waldelta.spark_sql import parquet, quote
 from waldelta.types import TargetType
 
 log = logging.getLogger(__name__)
@@ -409,4 +411,5 @@ def merge_differences(  # noqa: PLR0913 - a target, what is written to it, and h
     # A run that committed concurrently may have copied the target again.
     fence.verify()
     types = [kind for _, kind in copy.columns]
-    return merge_net(runner, job.lake.target(name), written, types, folder, tag)
+    target, source = job.lake.target(name), as_stored(parquet(folder), types)
+    return commit_statement(runner, tag, net_statement(target.relation, source, written))
