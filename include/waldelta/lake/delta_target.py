@@ -466,9 +466,9 @@ class TargetVersion:
         self.keep(self.version)
 
     def overwrite(self, rows: pa.Table, **options: Any) -> None:
-        """Replace the rows, or those of a predicate; a commit as of append().
+        """Replace the rows, or those that a predicate selects, in one commit as append() makes it.
 
-        ``options`` are those of delta-rs.
+        ``options`` are those of delta-rs, such as ``predicate``.
         """
         write_deltalake(self.stored, rows, mode="overwrite", **options, **_ONE_COMMIT)
         self.update()

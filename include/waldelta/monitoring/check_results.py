@@ -108,7 +108,7 @@ _JUDGED = ("severity", "meaning", "expectation", "version")
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """The result of one run; ``finding`` is in words, without values."""
+    """What one run's check found of an expectation; ``finding`` is in words, without values."""
 
     verdict: Verdict
     finding: str

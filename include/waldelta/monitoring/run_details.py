@@ -146,7 +146,7 @@ def _of_attempts(
     ledger: Ledger, line: RunLine, tables: dict[str, dict[str, Any]]
 ) -> dict[str, dict[str, Any]]:
     """Returns the tables of a run's latest result, with the numbers of its earlier attempts."""
-    copied = read_copied(ledger, [line]).get((line.verb, line.run_id), {})
+    copied = read_copied_rows(ledger, [line]).get((line.verb, line.run_id), {})
     totals = {name: {"rows": rows} for name, rows in copied.items()} | tables
     for name, counts in read_operations(ledger, line.verb, line.run_id).items():
         totals[name] = totals.get(name, {}) | asdict(counts) | {"truncated": bool(counts.truncated)}
@@ -170,7 +170,7 @@ def _slot(reading: dict[str, Any] | None) -> SlotReading | None:
     return row_of(SlotReading, reading) if reading else None
 
 
-def read_copied(ledger: Ledger, lines: Sequence[RunLine]) -> dict[RunKey, dict[str, int]]:
+def read_copied_rows(ledger: Ledger, lines: Sequence[RunLine]) -> dict[RunKey, dict[str, int]]:
     """Returns by verb and id of each run that copies tables: the rows of each table it copied, in
     all attempts.
     """
@@ -196,7 +196,7 @@ def read_work(ledger: Ledger, lines: Sequence[RunLine]) -> dict[RunKey, str]:
     other_lines = [line for line in lines if line.verb not in LANDING]
     if not other_lines:
         return work
-    copied = read_copied(ledger, other_lines)
+    copied = read_copied_rows(ledger, other_lines)
     where = pc.field("run_id").isin(sorted({line.run_id for line in other_lines}))
     rows = ledger.table(Run).scan(
         ("at", "verb", "run_id", "result"), min(line.at for line in other_lines), where

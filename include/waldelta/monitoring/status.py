@@ -32,7 +32,7 @@ from waldelta.pipeline.targets import (
 )
 from waldelta.pipeline.targets.consistent_cuts import readable_cut
 from waldelta.postgres import ServerPosition
-from waldelta.postgres.publication_checks import matched_tables, read_unreadable, unpublished
+from waldelta.postgres.publication_checks import find_unpublished, matched_tables, read_unreadable
 from waldelta.slot import (
     SlotState,
     open_gaps,
@@ -156,7 +156,7 @@ def read_status(job: Job) -> dict[str, Any]:
             slot = read_slot(slot_connection, slot_name)
             elsewhere = standby_warnings(connection, slot_connection, job, server)
         published = read_published(connection, job)
-        listed_in_vain = unpublished(connection, job.pipeline.source)
+        listed_in_vain = find_unpublished(connection, job.pipeline.source)
         new = matched_tables(connection, job.pipeline.source, is_new=True)
         unreadable = read_unreadable(connection, job.pipeline.source)
     all_lifecycles = read_lifecycles(job, published)

@@ -154,8 +154,8 @@ class PublishedTable:
 
     @property
     def read_as(self) -> TableId:
-        """The relation as which the role reads it; a partition that it may not read, through a
-        table above.
+        """The relation that statements name to read the rows: the table itself, or one above it
+        where the role may read only that one.
         """
         return next((leaf.read_as for leaf in self.leaves if leaf.oid == self.oid), self.id)
 

@@ -120,14 +120,14 @@ def lock_holders(connection: Connection, modes: Sequence[str], *, waiting: bool 
     With ``waiting``, sessions that wait for one are included, because they block readers, too.
     """
     return "\n".join(
-        f"  - {holder}" for holder in named_holders(connection, modes, waiting=waiting)
+        f"  - {holder}" for holder in list_lock_holders(connection, modes, waiting=waiting)
     )
 
 
-def named_holders(
+def list_lock_holders(
     connection: Connection, modes: Sequence[str], *, waiting: bool = False
 ) -> list[str]:
-    """Returns the lines of lock_holders() as a list."""
+    """Returns each session that holds such locks, and on which table; see lock_holders()."""
     # Within a transaction, the view would show the sessions as of its first read.
     connection.execute("select pg_stat_clear_snapshot()")
     holders = connection.execute(

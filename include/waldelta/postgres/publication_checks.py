@@ -81,7 +81,7 @@ class Unpublished:
             )
 
 
-def unpublished(connection: psycopg.Connection[Any], source: Source) -> Unpublished:
+def find_unpublished(connection: psycopg.Connection[Any], source: Source) -> Unpublished:
     """Returns listed tables that their publication doesn't include.
 
     A table may be included itself, by a table above it, or by its schema. This is one query,

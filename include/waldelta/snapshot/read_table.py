@@ -45,7 +45,7 @@ from waldelta.postgres import (
     connect,
     describe,
     limit_batches,
-    named_holders,
+    list_lock_holders,
     record_batches,
     rows_where,
 )
@@ -489,6 +489,6 @@ def _holders(conninfo: str) -> str:
     ):
         return (
             " (locks against readers in this database now:"
-            f" {'; '.join(named_holders(connection, EXCLUSIVE_MODES, waiting=True))})"
+            f" {'; '.join(list_lock_holders(connection, EXCLUSIVE_MODES, waiting=True))})"
         )
     return ""

@@ -45,7 +45,7 @@ class Text(TargetType):
         return (as_text(column), None) if self.is_plain else super().copy_expressions(column)
 
     def checksum_parts(self, column: sql.Composable, _: Marks, /) -> Selected:
-        """Returns the same text."""
+        """Returns the text that copies select."""
         return self.copy_expressions(column)
 
     def compared_with(self, referenced: TargetType) -> Comparison | None:

@@ -384,7 +384,10 @@ def _advice(item: Attention, glance: Glance) -> Advice:
 
 
 def unless_down(text: str, *, is_down: bool) -> str:
-    """Returns what ends a state without a person; without a scheduler no run starts that does."""
+    """Returns what ends a state without a person: ``text``, or that a scheduler is missing.
+
+    Without one (``is_down``), no run starts that would end it.
+    """
     return _NO_SCHEDULER if is_down and text.startswith(("yes", "only")) else text
 
 

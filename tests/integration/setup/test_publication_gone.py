@@ -5,7 +5,7 @@ import pytest
 from tests.support.pipelines import job_for
 from waldelta.errors import PreflightFailed, PublicationGone
 from waldelta.lsn import Lsn
-from waldelta.postgres.publication_checks import unpublished
+from waldelta.postgres.publication_checks import find_unpublished
 from waldelta.slot.read.peek import PeekBound, call, peek
 from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.setup import _slot_setup as younger
@@ -182,7 +182,7 @@ def test_what_counts_as_published(any_database, any_conn, lake):
     job = job_for(any_database, lake, own, {"name": "theirs", "manage": False})
 
     def lacking():
-        return list(unpublished(any_conn, job.pipeline.source).tables)
+        return list(find_unpublished(any_conn, job.pipeline.source).tables)
 
     assert lacking() == ["app.t", "public.r", "public.r1", "public.t"]
     apply_setup(any_conn, job)
@@ -208,19 +208,19 @@ def test_a_renamed_publication_is_named_with_its_present_name(any_database, any_
     job = job_for(any_database, lake, own)
     apply_setup(any_conn, job)
     any_database.execute("alter publication p rename to q")
-    (told,) = unpublished(any_conn, job.pipeline.source).warnings()
+    (told,) = find_unpublished(any_conn, job.pipeline.source).warnings()
     assert told == (
         "publication 'p' does not exist, so PostgreSQL sends no changes of its tables: it may"
         " be 'q' now: alter publication q rename to p, or run setup; then run the initial sync"
         " of its tables"
     )
     any_database.execute("drop publication q")
-    (told,) = unpublished(any_conn, job.pipeline.source).warnings()
+    (told,) = find_unpublished(any_conn, job.pipeline.source).warnings()
     assert "no publication has its mark, so it was dropped: run setup; then" in told
     any_database.execute("create publication p for table t")
-    (told,) = unpublished(any_conn, job.pipeline.source).warnings()
+    (told,) = find_unpublished(any_conn, job.pipeline.source).warnings()
     begins = "in the pipeline file, but not published: public.u; the source has "
     assert told.startswith(f"{begins}the table, but its publication doesn't name it")
     any_database.execute("drop table u")
-    (told,) = unpublished(any_conn, job.pipeline.source).warnings()
+    (told,) = find_unpublished(any_conn, job.pipeline.source).warnings()
     assert told.startswith(f"{begins}no table of this name")

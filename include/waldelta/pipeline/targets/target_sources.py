@@ -439,7 +439,7 @@ def read_target_filter(
     if absent := sorted(
         set(row_filter.columns) - {column.name_on_source for column in table.columns}
     ):
-        raise ConfigError(unpublished(target, absent))
+        raise ConfigError(describe_unpublished(target, absent))
     return row_filter
 
 
@@ -454,7 +454,7 @@ def both(constraint: str | None, where: str | None) -> str | None:
     return f"({constraint}) and ({where}\n)"  # The line break ends a comment in the filter.
 
 
-def unpublished(table: str, columns: Sequence[str]) -> str:
+def describe_unpublished(table: str, columns: Sequence[str]) -> str:
     """Describe a filter that uses columns which never arrive."""
     return (
         f"target.tables.{table}.where uses column {', '.join(columns)}, which isn't published: add"

@@ -87,8 +87,8 @@ def are_met(outcomes: Sequence[Outcome]) -> bool:
     return all(o.success for o in outcomes if depends_on(o.planned) not in _NOT_OF_ROWS)
 
 
-def rest_of(plan: SuitePlan) -> SuitePlan:
-    """Returns a plan of only the expectations that depend on other data.
+def keep_other_data(plan: SuitePlan) -> SuitePlan:
+    """Returns the plan with only the expectations that depend on other data than the rows.
 
     A target that is unchanged since a full check needs no other expectation.
     """

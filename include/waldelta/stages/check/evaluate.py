@@ -43,9 +43,9 @@ from waldelta.stages.check.check_run import (
     changed_since,
     failed,
     is_unchanged_since_full_check,
+    keep_other_data,
     met_at,
     needs_full_check,
-    rest_of,
     suite_of,
 )
 from waldelta.stages.check.great_expectations.own_expectations import (
@@ -368,7 +368,7 @@ def _judge(run: CheckRun, runner: Runner, target: CheckedTarget) -> TableVerdict
     references = run.rules[plan.table].references
     rows = TargetRows(target, runner, columns, references, table)
     if run.outcome.is_upkeep and is_unchanged_since_full_check(run.history, target, plan):
-        unchanged = SuiteEvaluation(run, rows, rest_of(plan))
+        unchanged = SuiteEvaluation(run, rows, keep_other_data(plan))
         return TableVerdict(plan.table, target.version, unchanged.evaluate(), plan.omitted)
     rows = replace(rows, met=met_before(run, target, plan, table))
     if rows.met is not None and plan.table not in run.outcome.paged:

@@ -45,7 +45,7 @@ from waldelta.pipeline.targets import (
 from waldelta.pipeline.targets.corrected_expectations import corrected
 from waldelta.pipeline.targets.lifecycle import copied_by_runs, never_copied, states
 from waldelta.postgres import LockedTables, ServerPosition, limited, read_around, read_oldest_xid
-from waldelta.postgres.publication_checks import refused_statements, unpublished
+from waldelta.postgres.publication_checks import find_unpublished, refused_statements
 from waldelta.server_errors.sqlstate import ServerError
 from waldelta.slot import check_system, recover, slot_position, slot_warnings, standby_warnings
 from waldelta.slot.acknowledge import first_message, move_idle_slot
@@ -264,7 +264,7 @@ def _remaining_work(
         log.warning("%s", notice)
     for notice in refused_statements(connection, job.pipeline.source.publication_names):
         log.warning("%s", notice)
-    for notice in unpublished(connection, job.pipeline.source).warnings():
+    for notice in find_unpublished(connection, job.pipeline.source).warnings():
         log.warning("%s", notice)
     replicated = [
         with_leaves(state, published) for state in states(all_lifecycles, RequiredAction.APPLY)

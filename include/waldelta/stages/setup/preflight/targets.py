@@ -36,13 +36,13 @@ from waldelta.pipeline.targets import TargetSource, column_states
 from waldelta.pipeline.targets.move_target import name_problems, plan_moves
 from waldelta.pipeline.targets.target_sources import (
     COMMON,
+    describe_unpublished,
     merge_partitions,
     merged_roots,
     read_sources,
     renamed,
     sources,
     target_sources,
-    unpublished,
 )
 from waldelta.postgres import (
     CatalogRelation,
@@ -523,7 +523,7 @@ def _judge_where(
         table = merge_partitions(read_relations(conn, [root])[0], parts)
     row_filter = resolve_filter(conn, table.read_as, where)
     if absent := sorted(set(row_filter.columns) - {column.name for column in table.columns}):
-        return [problem(unpublished(name, absent))]
+        return [problem(describe_unpublished(name, absent))]
     spark_condition(row_filter, column_states(table.columns, table.key_columns, options))
     return list(_identity(name, row_filter, table.leaves)) if "update" in table.publishes else []
 

@@ -13,7 +13,7 @@ from waldelta.config.expectation_files import OwnSuite, OwnSuiteFile
 from waldelta.lake.ledger.check_records import ON_OTHERS
 from waldelta.pipeline.targets.target_sources import to_text
 from waldelta.row_filter import EnumType, RowFilter
-from waldelta.stages.check.check_run import rest_of, suite_of
+from waldelta.stages.check.check_run import keep_other_data, suite_of
 from waldelta.stages.check.constraints.constraints import CheckConstraint
 from waldelta.stages.check.evaluate import count_written
 from waldelta.stages.check.measure.failing_rows import FailingRows
@@ -323,7 +323,7 @@ def test_values_that_were_not_sent(mode, rows, expected):
     assert [(item.type, item.kwargs.get("is_met")) for item in found] == expected
     told = [
         (outcome.success, outcome.observed)
-        for planned in rest_of(plan).expectations
+        for planned in keep_other_data(plan).expectations
         for outcome in kind_of(planned.type).outcomes([planned], None)
     ]
     assert told == [
