@@ -174,7 +174,7 @@ _DEFAULTS = TargetTable.model_validate({})
 
 
 class Target(LayoutOptions):
-    """The lake."""
+    """The lake: where targets are, what they keep, and how they follow the source."""
 
     root: str = Field(
         description=(
@@ -403,7 +403,7 @@ class Batch(StrictModel):
 
 
 class Maintenance(StrictModel):
-    """The _maintenance DAG."""
+    """What the _maintenance DAG does when, and how long it keeps what is no longer needed."""
 
     schedule: Schedule | None = Field(
         "17 3 * * *", description="cron expression (UTC) of the DAG _maintenance; null: by hand"

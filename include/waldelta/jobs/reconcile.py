@@ -85,7 +85,7 @@ def run_reconcile(
     order = replace(order, by=order.by or current_user())
 
     def reconcile_stage(runner: Runner, job: Job, result: RunResult, stage: StageResult) -> None:
-        began, work = now(), Reconciling(runner, job, order, result)
+        began, work = now(), ReconciliationProgress(runner, job, order, result)
         try:
             compare_all(work)
         finally:
@@ -138,8 +138,8 @@ class ReconcileRequest:
 
 
 @dataclass
-class Reconciling:
-    """A reconciliation so far: results by table, and the tables that failed."""
+class ReconciliationProgress:
+    """What a reconciliation has found so far: results by table, and the tables that failed."""
 
     runner: Runner
     job: Job
@@ -162,7 +162,7 @@ class Reconciling:
         self.put(table_name, COMPARISON_FAILED, f"{type(error).__name__}: {error}")
 
 
-def compare_all(work: Reconciling) -> None:
+def compare_all(work: ReconciliationProgress) -> None:
     """Compare the requested targets, and repair those that differ if requested.
 
     Results and failures are stored in ``work``.
@@ -235,7 +235,7 @@ def in_groups(sizes: dict[str, int]) -> list[list[str]]:
 
 
 def _compare_group(
-    work: Reconciling, states: Sequence[TableState]
+    work: ReconciliationProgress, states: Sequence[TableState]
 ) -> dict[str, tuple[ComparedTarget, Found]]:
     """Compare some tables in one snapshot; returns those that differ."""
     runner, job = work.runner, work.job
@@ -273,7 +273,9 @@ def _compare_group(
         return {}
 
 
-def _batches(work: Reconciling, states: Sequence[TableState], marks: Watermarks) -> dict[str, int]:
+def _batches(
+    work: ReconciliationProgress, states: Sequence[TableState], marks: Watermarks
+) -> dict[str, int]:
     """Returns the last batch that each target has; those that can't be opened are failures."""
     batches: dict[str, int] = {}
     for state in states:
@@ -285,7 +287,7 @@ def _batches(work: Reconciling, states: Sequence[TableState], marks: Watermarks)
 
 
 def _readable(
-    work: Reconciling, states: Sequence[TableState], versions: dict[str, int]
+    work: ReconciliationProgress, states: Sequence[TableState], versions: dict[str, int]
 ) -> list[TableState]:
     """Returns the targets that can be read safely at these versions; the others are failures."""
     job, cut, readable_states = work.job, work.job.ledger.last_cut(), []
@@ -303,7 +305,7 @@ def _readable(
 
 
 def _feedings(
-    work: Reconciling,
+    work: ReconciliationProgress,
     holder: SnapshotHolder,
     states: Sequence[TableState],
     batches: dict[str, int],
@@ -334,7 +336,7 @@ def _feedings(
 
 
 def _compare_one(
-    work: Reconciling, holder: SnapshotHolder, feeding: ComparedTarget
+    work: ReconciliationProgress, holder: SnapshotHolder, feeding: ComparedTarget
 ) -> tuple[ComparedTarget, Found | None]:
     name = feeding.state.table_name
     try:
@@ -351,7 +353,9 @@ def _compare_one(
     return feeding, comparison
 
 
-def _repair(work: Reconciling, name: str, feeding: ComparedTarget, comparison: Found) -> None:
+def _repair(
+    work: ReconciliationProgress, name: str, feeding: ComparedTarget, comparison: Found
+) -> None:
     """Read the rows that differ again, as of a snapshot from which the stream continues."""
     row, job, order = work.results[name], work.job, work.order
     reason = f"reconcile --repair by {order.by}: {counted(row.differing, 'row')} differed" + (

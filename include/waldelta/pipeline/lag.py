@@ -49,7 +49,7 @@ class Lag:
         return self.seconds is not None and self.seconds >= _SILENT_AFTER.total_seconds()
 
     def limits(self, freshness: Freshness) -> Iterator[FreshnessLimit]:
-        """Yields the limits of what is known."""
+        """Yields each limit with the lag in its unit, where that is known."""
         size = None if self.bytes is None else self.bytes / _MB
         values: dict[LagUnit, float | None] = {"seconds": self.seconds, "mb": size}
         for unit, value in values.items():

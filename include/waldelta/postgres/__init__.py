@@ -50,8 +50,8 @@ from waldelta.postgres.lock_waits import (
     open_transactions,
     read_around,
     read_locked_tables,
+    savepoint,
     wait_until_none,
-    within,
 )
 from waldelta.postgres.published_tables import (
     MEMBERS,
@@ -160,6 +160,6 @@ __all__ = [
     "read_types",
     "record_batches",
     "rows_where",
+    "savepoint",
     "wait_until_none",
-    "within",
 ]

@@ -52,8 +52,8 @@ def limited(
             connection.close()
 
 
-def within(connection: Connection) -> AbstractContextManager[object]:
-    """Keep an open transaction alive when something inside fails."""
+def savepoint(connection: Connection) -> AbstractContextManager[object]:
+    """Returns a savepoint where a transaction is open, which goes on when a statement fails."""
     idle = connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
     return nullcontext() if idle else connection.transaction()
 
@@ -93,7 +93,7 @@ def read_around(
     locked = locked or LockedTables()
     for _ in range(_ATTEMPTS):
         try:
-            with limited(connection, "lock_timeout", seconds), within(connection):
+            with limited(connection, "lock_timeout", seconds), savepoint(connection):
                 return read(locked.relations), locked
         except psycopg.errors.LockNotAvailable:
             new_locks = read_locked_tables(connection)

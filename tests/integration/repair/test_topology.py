@@ -9,7 +9,7 @@ from waldelta.config.pipeline_file import TargetTable
 from waldelta.lake.ledger import TableState, now
 from waldelta.pipeline.drift import read_catalog_state, with_leaves
 from waldelta.pipeline.drift.drift import find_drift
-from waldelta.pipeline.drift.record_drift import of_partition, read_own_tables
+from waldelta.pipeline.drift.record_drift import read_own_tables, reduce_to_leaves
 from waldelta.pipeline.drift.unsent_changes import to_record
 from waldelta.pipeline.targets import column_states
 from waldelta.pipeline.targets.target_sources import read_target_sources, read_targets, to_text
@@ -107,7 +107,7 @@ def copied(conn, file):
             root_id=target.mapping.root_id,
         )
         present = read_catalog_state(conn, [state])[state.table_name]
-        kept = of_partition(state, present, target.mapping)[1]
+        kept = reduce_to_leaves(state, present, target.mapping)[1]
         found.append(replace(state, storage=kept.storage))
     return found
 

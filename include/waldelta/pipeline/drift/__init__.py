@@ -25,10 +25,10 @@ from waldelta.pipeline.drift.record_drift import (
     check_drift,
     check_mode,
     check_rewrite,
-    of_partition,
     read_own_tables,
     read_published_now,
     record_leaves,
+    reduce_to_leaves,
     with_leaves,
 )
 from waldelta.pipeline.drift.repair_plan import (
@@ -80,7 +80,6 @@ __all__ = [
     "merges_partitions",
     "moving_rows",
     "obstacle",
-    "of_partition",
     "open_questions",
     "other_type",
     "outdated_columns",
@@ -93,6 +92,7 @@ __all__ = [
     "read_published_now",
     "record_leaves",
     "record_questions",
+    "reduce_to_leaves",
     "refusal",
     "repair_without_drift",
     "schema_rules",

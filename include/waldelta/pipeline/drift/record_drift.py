@@ -283,10 +283,10 @@ def with_leaves(state: TableState, mappings: Mapping[str, TargetSource]) -> Tabl
     return state if leaves == sorted(state.relation_ids) else replace(state, relation_ids=leaves)
 
 
-def of_partition(
+def reduce_to_leaves(
     state: TableState, catalog: CatalogTable, mapping: TargetSource | None
 ) -> tuple[TableState, CatalogTable]:
-    """Reduce a target's stored state, then and now, to its own leaves.
+    """Returns a target's recorded state and its source's current one, each of its own leaves only.
 
     This applies to a target that takes one partition of a published root, or merges partitions. A
     merged leaf that has left all publications isn't included, though it still is a partition.
@@ -312,13 +312,13 @@ def read_own_tables(
     mappings: Mapping[str, TargetSource],
     landed_as_of: int | None = None,
 ) -> tuple[list[TableState], dict[str, CatalogTable]]:
-    """Read what the source has of these targets now; return both reduced as by of_partition().
+    """Read what the source has of these targets now; return both reduced as by reduce_to_leaves().
 
     ``landed_as_of``: see with_truncated().
     """
     there = read_catalog_state(connection, states)
     pairs = [
-        of_partition(state, there[state.table_name], mappings.get(state.table_name))
+        reduce_to_leaves(state, there[state.table_name], mappings.get(state.table_name))
         for state in states
     ]
     reduced = [state for state, _ in pairs]

@@ -27,7 +27,7 @@ from waldelta import quantities
 from waldelta.errors import ConfigError, FilterNotTranslatable, PrivilegeMissing
 from waldelta.lake.ledger import StorageState, TableState
 from waldelta.pipeline.targets import filter_of, read_target_filter
-from waldelta.postgres import Leaf, PublishedTable, is_superuser, limited, planned_rows, within
+from waldelta.postgres import Leaf, PublishedTable, is_superuser, limited, planned_rows, savepoint
 from waldelta.postgres.publication_membership import EVERY_CHANGE, from_texts, is_uniform
 from waldelta.row_filter import RowFilter
 from waldelta.row_filter.parse import (
@@ -444,7 +444,7 @@ def _count(
     ]
     query = sql.SQL("select {}").format(sql.SQL(", ").join(sums))
     try:
-        with limited(connection, "statement_timeout", _COUNT_TIMEOUT_S), within(connection):
+        with limited(connection, "statement_timeout", _COUNT_TIMEOUT_S), savepoint(connection):
             return list(connection.execute(query).fetchall()[0])
     except psycopg.errors.QueryCanceled:
         return None

@@ -46,7 +46,7 @@ from waldelta.lake.ledger.records import AttributeState
 from waldelta.pipeline.drift.catalog_state import CatalogTable
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.targets import Watermarks
-from waldelta.postgres import fetch, limited, within
+from waldelta.postgres import fetch, limited, savepoint
 
 log = logging.getLogger(__name__)
 
@@ -266,7 +266,7 @@ def _is_truncated(
         with (
             limited(connection, "statement_timeout", _SEARCH_TIMEOUT_S),
             limited(connection, "lock_timeout", _SEARCH_TIMEOUT_S / 2),
-            within(connection),
+            savepoint(connection),
         ):
             ((has_old_row,),) = connection.execute(older).fetchall()
     except psycopg.errors.QueryCanceled:

@@ -46,7 +46,7 @@ from waldelta.postgres import (
     read_published_relations,
     read_published_tables,
     read_relations,
-    within,
+    savepoint,
 )
 from waldelta.row_filter import Collation, EnumType, RowFilter, resolve_filter
 from waldelta.types import column_types
@@ -212,7 +212,7 @@ def read_target(
     for _ in range(_ATTEMPTS):
         try:
             # Another session may take a lock right after the locks were read.
-            with limited(conn, "lock_timeout", LOCK_TIMEOUT_S), within(conn):
+            with limited(conn, "lock_timeout", LOCK_TIMEOUT_S), savepoint(conn):
                 while True:
                     targets = read_targets(
                         conn, pipeline, locked=locked.relations - oids, only=table_id

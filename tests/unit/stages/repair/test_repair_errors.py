@@ -7,7 +7,7 @@ import pytest
 from psycopg.errors import DiskFull
 
 from waldelta.errors import ApplyError, LateWriter, PeekTimeout, TargetNotWritable
-from waldelta.jobs.reconcile import ReconcileRequest, Reconciling
+from waldelta.jobs.reconcile import ReconcileRequest, ReconciliationProgress
 from waldelta.lake import Lake
 from waldelta.lake.ledger import TableState, now
 from waldelta.lake.ledger.check_records import COMPARISON_FAILED
@@ -27,7 +27,9 @@ from waldelta.stages.repair import repair as stage
 def test_a_failed_comparison_is_reported_by_name_and_tried_again(err, kind):
     """As a failed apply is; the reconciliation's record has the same name."""
     job = SimpleNamespace(run_id="run")
-    work = Reconciling(None, job, ReconcileRequest(by="me"), RunResult("reconcile", "run"))
+    work = ReconciliationProgress(
+        None, job, ReconcileRequest(by="me"), RunResult("reconcile", "run")
+    )
     work.fail("public.t", err)
     failure, row = work.failures["public.t"], work.results["public.t"]
     assert (type(failure), failure.retryable) == (kind, True)

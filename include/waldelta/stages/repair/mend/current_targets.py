@@ -11,8 +11,8 @@ from waldelta.pipeline import Job, RunResult
 from waldelta.pipeline.drift import (
     CatalogTable,
     Repair,
-    of_partition,
     read_catalog_state,
+    reduce_to_leaves,
     repair_without_drift,
     with_leaves,
 )
@@ -90,7 +90,7 @@ class CurrentTargets:
             raise self.locked.busy(name)
         if target.problem is not None:
             raise ConfigError(target.problem)
-        there = of_partition(self.states[name], self.catalog[name], self.mappings.get(name))
+        there = reduce_to_leaves(self.states[name], self.catalog[name], self.mappings.get(name))
         try:
             return repair_without_drift(job.pipeline, *there, target)
         except NeedsSync:
