@@ -297,13 +297,14 @@ class Waiting:
                 page=("waiting",),
                 objects=tuple(tables),
                 details=tuple(
-                    (row.table_name, _written(row)) for row in commits if row.table_name in tables
+                    (
+                        row.table_name,
+                        (row.reason or "").removeprefix(_COMMIT).replace("+0000)", " UTC)"),
+                    )
+                    for row in commits
+                    if row.table_name in tables
                 ),
             )
-
-
-def _written(commit: Decision) -> str:
-    return (commit.reason or "").removeprefix(_COMMIT).replace("+0000)", " UTC)")
 
 
 def _of_gate(gate: Stopped) -> WaitingItem:

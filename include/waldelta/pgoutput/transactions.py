@@ -271,11 +271,13 @@ class _Resolver:
         elif kind in ("c", "K"):
             self._commit(landmark)
         else:
-            detail = (
+            raise DecodeError(
+                name_of(kind) or "control",
+                "kind",
+                0,
                 f"{kind!r} of batch {landmark.batch}, message {seq}, isn't known to begin or end a"
-                " transaction: update waldelta to the version that landed it"
+                " transaction: update waldelta to the version that landed it",
             )
-            raise DecodeError(name_of(kind) or "control", "kind", 0, detail)
 
     def _commit(self, landmark: Landmark) -> None:
         """Handle a Stream Commit or Commit Prepared: earlier plain messages come first, then the

@@ -50,8 +50,10 @@ class Lag:
 
     def limits(self, freshness: Freshness) -> Iterator[FreshnessLimit]:
         """Yields each limit with the lag in its unit, where that is known."""
-        size = None if self.bytes is None else self.bytes / _MB
-        values: dict[LagUnit, float | None] = {"seconds": self.seconds, "mb": size}
+        values: dict[LagUnit, float | None] = {
+            "seconds": self.seconds,
+            "mb": None if self.bytes is None else self.bytes / _MB,
+        }
         for unit, value in values.items():
             if value is not None:
                 for severity, limit in freshness.limits(unit).items():

@@ -240,15 +240,13 @@ def refused_statements(
     causes = [(_TREE + _WITHOUT_IDENTITY, _NO_IDENTITY), (_OUTSIDE_IDENTITY, _SHRUNKEN_IDENTITY)]
     if connection.info.server_version >= 180000:
         causes.append((_TREE + _GENERATED_IDENTITY, _UNPUBLISHED_IDENTITY))
+    parameters = {"publications": list(publication_names)}
     return [
-        f"PostgreSQL refuses the application's UPDATEs or DELETEs of {_table_names(rows)}: {why}"
+        f"PostgreSQL refuses the application's UPDATEs or DELETEs of {first_of(names)}: {why}"
         for query, why in causes
-        if (rows := fetch(connection, query, {"publications": list(publication_names)}))
+        for rows in [fetch(connection, query, parameters)]
+        if (names := [f"{TableId(row.schema, row.name)} ({row.publication})" for row in rows])
     ]
-
-
-def _table_names(rows: Sequence[Any]) -> str:
-    return first_of([f"{TableId(row.schema, row.name)} ({row.publication})" for row in rows])
 
 
 _NO_IDENTITY = (

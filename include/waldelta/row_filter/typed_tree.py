@@ -117,10 +117,9 @@ def column_type(printed: str, stored: TargetType) -> Type:
     (10, 2)
     """
     name, is_array = re.sub(r"\(.*?\)", "", printed).strip(), printed.endswith("[]")
-    short = SHORT_NAMES.get(name.removesuffix("[]").strip())
+    # Nothing compares with what a mask stores.
+    short = SHORT_NAMES.get(name.removesuffix("[]").strip()) if stored.keeps_value else None
     opaque = Type("opaque", printed=printed)
-    if not stored.keeps_value:
-        return opaque
     if is_array:
         is_comparable = short in _ELEMENTS and stored.spark == f"array<{SPARK_TYPE_NAMES[short]}>"
         return Type("array", element=short, printed=printed) if is_comparable else opaque

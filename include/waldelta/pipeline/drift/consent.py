@@ -148,7 +148,8 @@ def open_questions(ledger: Ledger) -> list[Decision]:
     """Returns the changes that wait for a decision, and answered ones that no run has followed yet;
     by table.
 
-    A refused copy isn't one of them: its table fails until it is synced.
+    A refused column is followed once it is stopped. A refused copy isn't one of these changes: its
+    table fails until it is synced.
     """
     questions = Decisions(ledger.lake).questions()
     states = ledger.table_states() if questions else {}
@@ -157,13 +158,11 @@ def open_questions(ledger: Ledger) -> list[Decision]:
         for row in sorted(questions, key=lambda row: row.table_name)
         if (state := states.get(row.table_name)) is not None
         and _concerns(row, state)
-        and (row.status != REFUSED or _is_followed(row, state))
+        and (
+            row.status != REFUSED
+            or any(c.name in row.columns and not c.stopped for c in state.columns)
+        )
     ]
-
-
-def _is_followed(refused: Decision, state: TableState) -> bool:
-    """Returns whether the target still follows the column of a refused question."""
-    return any(c.name in refused.columns and not c.stopped for c in state.columns)
 
 
 def answer_questions(

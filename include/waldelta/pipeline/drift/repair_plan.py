@@ -417,7 +417,12 @@ def describe_moving(connection: psycopg.Connection[Any], drifted: Repair) -> str
         with limited(connection, "lock_timeout", _LOCK_TIMEOUT_S):
             target_filter = read_target_filter(connection, name, drifted.where, drifted.table)
             moving = moving_rows(drifted, target_filter)
-            sides = [list(map(_rows, side)) for side in (moving.enter, moving.leave)]
+            # The texts are either deparsed by PostgreSQL or names that were quoted before.
+            select = sql.SQL("select from {} where {}").format
+            sides = [
+                [select(sql.SQL(of.relation), sql.SQL(of.condition)) for of in side]
+                for side in (moving.enter, moving.leave)
+            ]
             counted = _count(connection, sides)
             numbers = counted or [
                 sum(planned_rows(connection, rows) for rows in side) for side in sides
@@ -448,10 +453,3 @@ def _count(
             return list(connection.execute(query).fetchall()[0])
     except psycopg.errors.QueryCanceled:
         return None
-
-
-def _rows(choice: Choice) -> sql.Composable:
-    # The texts are either deparsed by PostgreSQL or names that were quoted before.
-    return sql.SQL("select from {} where {}").format(
-        sql.SQL(choice.relation), sql.SQL(choice.condition)
-    )

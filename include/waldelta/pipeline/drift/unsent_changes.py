@@ -102,11 +102,11 @@ def unsent_changes(state: TableState, now: StorageState, outdated: Collection[in
     named_columns = [
         ([c.name for c in state.columns if c.attnum in numbers], text) for numbers, text in changes
     ]
-    return [text.format(columns=_columns(names)) for names, text in named_columns if names]
-
-
-def _columns(names: Sequence[str]) -> str:
-    return f"column{'s' if len(names) > 1 else ''} {', '.join(names)}"
+    return [
+        text.format(columns=f"column{'s' if len(names) > 1 else ''} {', '.join(names)}")
+        for names, text in named_columns
+        if names
+    ]
 
 
 def with_stopped(state: TableState, now: StorageState, stopped: Collection[str]) -> TableState:

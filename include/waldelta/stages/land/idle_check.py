@@ -18,7 +18,7 @@ import psycopg
 
 from waldelta.errors import PeekTimeout, PeekTooLarge, SourceDiskFull, StateError
 from waldelta.lake.changelog import ChangeLog, Snapshot
-from waldelta.lake.ledger import StorageState, TableState, now
+from waldelta.lake.ledger import TableState, now
 from waldelta.lsn import Lsn
 from waldelta.permissions import private_files
 from waldelta.pipeline import Job, SlotIdentity, slot_lock
@@ -293,7 +293,8 @@ def _changed_on_source(
     if written_anew := [
         s.table_name
         for s in replicated
-        if _has_unsent(job, s, catalog_tables[s.table_name].storage)
+        for storage in [catalog_tables[s.table_name].storage]
+        if unsent_changes(s, storage, outdated_columns(job, s, storage))
     ]:
         return f"rewritten on the source without replicated changes: {', '.join(written_anew)}"
     drifted, _ = read_around(
@@ -305,10 +306,6 @@ def _changed_on_source(
     if drifted:
         return f"publication drift: {', '.join(drifted)}"
     return None
-
-
-def _has_unsent(job: Job, state: TableState, storage: StorageState) -> bool:
-    return bool(unsent_changes(state, storage, outdated_columns(job, state, storage)))
 
 
 def _drifted(

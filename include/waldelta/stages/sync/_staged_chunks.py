@@ -430,7 +430,11 @@ def _touched(
     upto: Lsn,
 ) -> pa.Table:
     """Returns the keys that changes touched since the first of the recorded snapshots."""
-    first = min((Snapshot.parse(one.snapshot) for one in files), key=_age)
+    # While no transaction id was assigned in between, transactions only ended.
+    first = min(
+        (Snapshot.parse(one.snapshot) for one in files),
+        key=lambda snapshot: (snapshot.xmax, -len(snapshot.running)),
+    )
     oldest = next(one for one in files if Snapshot.parse(one.snapshot) == first)
     state = replace(state, snapshot=oldest.snapshot, snapshot_lsn=oldest.lsn)
     land_through(runner, job, upto)
@@ -441,11 +445,6 @@ def _touched(
     if is_dear(count, rows):
         raise NeedsSync(f"{counted(count, 'row')} changed since, of {rows:,} that are there")
     return pa.table({}) if touched is None else touched
-
-
-def _age(snapshot: Snapshot) -> tuple[int, int]:
-    # While no transaction id was assigned in between, transactions only ended.
-    return snapshot.xmax, -len(snapshot.running)
 
 
 def _ranges(files: Sequence[ChunkFiles]) -> str:

@@ -212,7 +212,13 @@ def _with_references(
         hidden = "changes that reached the source by replication aren't read (options.origin)"
         keys = [replace(key, obstacle=key.obstacle or hidden) for key in keys]
     planned = [*plan_references(keys, facts)]
-    since = _since(job) if merged and job.pipeline.target.metadata_columns else None
+    # All changes that this run reports and checks come after the newest cut of an earlier run with
+    # a recorded result, also those of unreported commits.
+    since = (
+        next((end for run, end in _runs(job) if run.run_id != job.run_id), None)
+        if merged and job.pipeline.target.metadata_columns
+        else None
+    )
     complete_rules = {}
     for name, of in rules.items():
         of_table = [each for table, each in planned if table == name]
@@ -250,11 +256,3 @@ def _changed(result: RunResult, rules: Collection[str]) -> dict[str, ChangedTarg
         )
         for name in rules
     }
-
-
-def _since(job: Job) -> int | None:
-    """Returns the end of the newest cut by an earlier run with a recorded result.
-
-    All changes that this run reports and checks come after it, also those of unreported commits.
-    """
-    return next((end for run, end in _runs(job) if run.run_id != job.run_id), None)
