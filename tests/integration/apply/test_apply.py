@@ -87,7 +87,7 @@ def test_every_kind_of_change_in_one_run(runner, database, job, decoded_by_tasks
 @pytest.mark.parametrize(
     "module, step",
     [
-        (stage_module, "_stage_in_tasks"),
+        (stage_module, "_stage"),
         pytest.param(apply_module, "fault_point", marks=pytest.mark.nightly("merged by Spark")),
     ],
 )

@@ -30,12 +30,12 @@ COLUMNS = ("a", "b", "n", "m", "f", "fs", "j", "w", "y", "big")
 @pytest.fixture(
     autouse=True,
     params=[
-        "merged by the driver",
+        "merged file by file",
         pytest.param("merged by Spark", marks=pytest.mark.nightly("merged by a statement")),
     ],
 )
 def _merged(request: pytest.FixtureRequest) -> None:
-    """The driver merges what is small, Spark what is larger; both must do the same."""
+    """Spark merges targets with features that Arrow lacks; both must do the same."""
     if request.param == "merged by Spark":
         request.getfixturevalue("merged_by_spark")
 

@@ -125,8 +125,8 @@ def check_columns(
             raise NeedsSync(f"{table}: column {name!r}, which its filter uses, changed its type")
 
 
-def route_in_driver(runner: Runner, events: pa.Table, plan: DecodePlan, folder: str) -> pa.Table:
-    """Route few events, which the driver has in memory.
+def route(runner: Runner, events: pa.Table, plan: DecodePlan, folder: str) -> pa.Table:
+    """Route few events, which are in memory.
 
     Where Arrow doesn't know the filter's conditions, Spark reads the filter's columns, from a file
     in ``folder``.

@@ -1,1 +1,1 @@
-"""Stages net changes of a batch range as Parquet files, in the driver or in Spark's tasks."""
+"""Stages net changes of a batch range as Parquet files, in this process or in Spark's tasks."""

@@ -1,7 +1,7 @@
 """Stages a range of landed batches: writes one target's net changes as files for the merge.
 
 Messages are decoded into events, a target's own filter routes these, and the events of a key are
-collapsed to its net change. The driver does so for a small range: Spark's jobs would take seconds
+collapsed to its net change. This process does so for a small range: Spark's jobs would take seconds
 for milliseconds of work. For a larger range, Spark's Python tasks do the same and read and write
 the files themselves. Converting rows to Spark's on their way from the change log to the merge,
 twice and once through its shuffle, would cost three times as much as decoding and collapsing them.
@@ -21,11 +21,12 @@ from __future__ import annotations
 import logging
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -38,11 +39,11 @@ from pyarrow.fs import FileSystem
 from waldelta.arrow import Bools, Ints, one_array
 from waldelta.changes.decode.collapse import ACTION_INSERT, ACTION_UPSERT, RAW_ROWS, net_changes
 from waldelta.changes.decode.decode import CHANGE_COLUMNS, DecodePlan, collapse_events, decode_all
-from waldelta.changes.decode.route import BUCKET, judge_files, route_in_driver, routed
+from waldelta.changes.decode.route import BUCKET, judge_files, route, routed
 from waldelta.changes.decode.target_plan import TargetPlan
 from waldelta.changes.stage.net_files import NetFiles, check_rows, rows_at_once
 from waldelta.errors import StagedLost, without_values
-from waldelta.lake import Lake, parquet_format, remove_folder, staging_folder, write_parquet
+from waldelta.lake import Lake, parquet_format, remove_folder, staging_folder
 from waldelta.lake.changelog import ChangeLog, RowMessages, Stream
 from waldelta.lake.changelog.batch_range import BYTES_PER_COLLAPSE
 from waldelta.lake.changelog.row_messages import (
@@ -55,7 +56,7 @@ from waldelta.lake.changelog.row_messages import (
 from waldelta.lake.write_errors import change_log_write_error
 from waldelta.pipeline import Job, named_error
 from waldelta.spark import Runner
-from waldelta.spark.runner import shares
+from waldelta.spark.runner import run_locally, shares
 
 log = logging.getLogger(__name__)
 
@@ -238,10 +239,19 @@ class Staged:
     incomplete: bool = False
     ending: Ending | None = None
 
+    @classmethod
+    def of(cls, folder: str, parts: Sequence[Mapping[str, Any]]) -> Self:
+        """Returns the changes in a folder by the counts of their parts (COUNTS)."""
+        counts = Counter({RAW_ROWS: sum(part["raw_rows"] for part in parts)})
+        for part in parts:
+            counts[part["action"]] += part["rows"]
+        return cls(folder, dict(counts), any(part["incomplete"] for part in parts))
+
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What a TRUNCATE makes of rows of a target that keeps them, unless a net change names them.
+    """What a TRUNCATE makes of rows of a target that keeps them, or of a leaf, unless a net
+    change names them.
 
     ``are_current`` returns which rows it ends, and reads only ``columns`` of them. ``end`` returns
     the updates and deletes of such rows. ``clauses`` says the same to a MERGE.
@@ -255,16 +265,7 @@ class Ending:
 
 def stage(runner: Runner, change_log: ChangeLog, plan: TargetPlan, folder: str) -> Staged:
     """Write the net changes as Parquet into ``folder``."""
-    if plan.rows is not None:
-        decode = plan.decode
-        events = list(decode_all(plan.rows.to_batches(), decode))
-        if decode.routing is not None and events:
-            decoded = pa.Table.from_batches(events)
-            events = route_in_driver(runner, decoded, decode, f"{folder}-routed").to_batches()
-        net = _collapse(events, decode)
-        write_parquet(folder, net)
-        return _staged(folder, _counts(net, decode).to_pylist())
-    staged = _staged(folder, _stage_in_tasks(runner, plan.split or change_log, plan, folder))
+    staged = Staged.of(folder, _stage(runner, plan.split or change_log, plan, folder))
     rows = sum(NetFiles.of(folder, change_log.lake).rows)
     check_rows(folder, rows, net_changes(staged.counts))
     return staged
@@ -279,14 +280,6 @@ def check_whole(runner: Runner, staged: Staged) -> None:
     check_rows(staged.folder, rows, net_changes(staged.counts))
 
 
-def _staged(folder: str, counts: Sequence[Mapping[str, Any]]) -> Staged:
-    """Returns the staged changes by the counts of their parts (COUNTS)."""
-    added = {RAW_ROWS: sum(part["raw_rows"] for part in counts)}
-    for part in counts:
-        added[part["action"]] = added.get(part["action"], 0) + part["rows"]
-    return Staged(folder, added, any(part["incomplete"] for part in counts))
-
-
 def tasks_for(volume: Volume) -> int:
     """Returns how many tasks this volume needs."""
     return max(1, -(-volume.rows // ROWS_PER_COLLAPSE), -(-volume.bytes // BYTES_PER_COLLAPSE))
@@ -297,19 +290,18 @@ def buckets_for(plan: TargetPlan) -> int:
     return 1 if plan.volume.moves or plan.may_move else tasks_for(plan.volume)
 
 
-def _collapse(events: Sequence[pa.RecordBatch], plan: DecodePlan) -> pa.Table:
-    if not events:
-        return plan.net_schema.empty_table()
-    return collapse_events(pa.Table.from_batches(events, plan.event_schema), plan)
-
-
-def _stage_in_tasks(
-    runner: Runner, messages: RowMessages, plan: TargetPlan, folder: str
-) -> list[Any]:
+def _stage(runner: Runner, messages: RowMessages, plan: TargetPlan, folder: str) -> list[Any]:
     """Write the net changes as Parquet into ``folder``, and return their counts (COUNTS).
 
     ``messages`` has at least the messages that the plan is about.
     """
+    if plan.rows is not None:
+        staging = _Staging(folder, messages.lake, plan.decode)
+        events = [*decode_all(plan.rows.to_batches(), plan.decode)]
+        if events:
+            table = pa.Table.from_batches(events)
+            events = route(runner, table, plan.decode, f"{folder}-routed").to_batches()
+        return run_locally(1, COUNTS, lambda number: staging.collapse(number, events))
     condition = row_messages(plan.decode.segments, plan.state.relation_ids, plan.decode.snapshot)
     pieces = messages.pieces(condition)
     staging = _Staging(folder, messages.lake, plan.decode)
@@ -411,7 +403,9 @@ class _Staging:
         """
         files, folder = self._files()
         files.create_dir(folder)
-        net = _collapse([*events], self.plan)
+        parts, net = [*events], self.plan.net_schema.empty_table()
+        if parts:
+            net = collapse_events(pa.Table.from_batches(parts, self.plan.event_schema), self.plan)
         # Readers read no more than a row group at once.
         pq.write_table(
             net,

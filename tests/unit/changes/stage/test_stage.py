@@ -15,9 +15,9 @@ from waldelta.changes.decode.collapse import RAW_ROWS, EventShape
 from waldelta.changes.stage import stage
 from waldelta.changes.stage.stage import (
     ROWS_PER_COLLAPSE,
+    Staged,
     _counts,
     _read_events,
-    _staged,
     buckets_for,
     buckets_of,
 )
@@ -50,7 +50,7 @@ def test_new_rows_that_lack_a_value_are_to_be_completed():
             "u3": pa.array([False for _ in rows]),
             "raw": pa.array([raw for *_, raw in rows], RAW_TYPE),
         }
-        return _staged("file:///net", _counts(pa.table(columns), plan).to_pylist())
+        return Staged.of("file:///net", _counts(pa.table(columns), plan).to_pylist())
 
     whole = counted(
         ("update", True, None), ("insert", False, None), ("update", False, [("a", "x")])
