@@ -20,6 +20,7 @@ from waldelta.lake import MESSAGES
 from waldelta.lake.ledger import now
 from waldelta.pipeline.job import load_job
 from waldelta.slot.acknowledge import confirmed_lsn
+from waldelta.spark import InProcess
 from waldelta.stages.apply.apply import apply
 from waldelta.stages.apply.logical_messages import write_messages
 from waldelta.stages.land.drain import drain
@@ -340,8 +341,9 @@ def test_a_prepare_that_landed_before_a_run_died_counts_once(runner, database, l
     assert_same(runner, job, database)
 
 
-def test_messages_of_every_kind_exactly_once(runner, database, lake):
-    """Transactional ones with their transaction, prepared ones too; others always."""
+def test_messages_of_every_kind_exactly_once(database, lake):
+    """Transactional ones with their transaction, prepared ones too; others always. No Spark."""
+    runner = InProcess(pytest.fail)
     job = make_job(database, lake, {"messages": True, "two_phase": True}, batch={"max_changes": 3})
     sync(runner, job)
     with database.connect() as a:
@@ -379,7 +381,7 @@ def test_messages_by_two_runs_at_once(runner, database, lake, monkeypatch):
     sync(runner, job)
     database.execute(emit(True, "beat", "1"))  # commits, and so is flushed
     drain(runner, job)
-    planned, written, real, second = Event(), Event(), messages_module._messages, []
+    planned, written, real, second = Event(), Event(), messages_module.read_messages, []
 
     def at_once(*given):
         if not second:
@@ -394,7 +396,7 @@ def test_messages_by_two_runs_at_once(runner, database, lake, monkeypatch):
             assert written.wait(60)
         return real(*given)
 
-    monkeypatch.setattr(messages_module, "_messages", at_once)
+    monkeypatch.setattr(messages_module, "read_messages", at_once)
     with ThreadPoolExecutor(1) as pool:
         write_messages(runner, job)
         written.set()

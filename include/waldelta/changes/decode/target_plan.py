@@ -37,7 +37,7 @@ from waldelta.lake.changelog import (
     place_columns,
 )
 from waldelta.lake.changelog.batch_file import XID_MASK
-from waldelta.lake.changelog.row_messages import Volume, commits, of_batches
+from waldelta.lake.changelog.row_messages import Volume, commits, logical_messages
 from waldelta.lake.ledger import TableState
 from waldelta.metadata_columns import RELID
 from waldelta.pgoutput import Relation, Segments, UnreadMessage, read_relation, read_truncate
@@ -430,9 +430,8 @@ def find_unreadable(
 
 def find_unreadable_logical(change_log: ChangeLog, segments: Segments) -> UnreadMessage | None:
     """Returns the first logical message of a range that can't be decoded."""
-    condition = of_batches(segments.after, segments.upto) & (pc.field("kind") == "M")
     place = _first(
-        change_log.scan(condition, ["batch", "seq", "streamed_xid", "data"]),
+        change_log.scan(logical_messages(segments), ["batch", "seq", "streamed_xid", "data"]),
         lambda part: _check_logical(part, segments),
     )
     return None if place is None else _read_message(change_log, place)

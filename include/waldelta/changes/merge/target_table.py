@@ -222,7 +222,7 @@ def replace_target(
     if table is not None and [*partition_by] != [*current]:
         option = "overwriteSchema"
     if option is not None:
-        frame, options[option] = plainly_typed(frame), "true"
+        frame, options[option] = _plainly_typed(frame), "true"
     with writing_target(target):
         if table is not None:
             statistics = statistics_within(table.properties, frame.columns, partition_by)
@@ -240,7 +240,7 @@ def replace_target(
     )
 
 
-def plainly_typed(frame: DataFrame) -> DataFrame:
+def _plainly_typed(frame: DataFrame) -> DataFrame:
     """Returns the same columns with types as SQL names them.
 
     A Connect client sends strings with an explicit collation, which would become part of the

@@ -393,10 +393,19 @@ def all_row_messages(segments: Segments) -> pc.Expression:
     """Select row messages of any relation in a range of batches, and in the earlier parts that it
     commits.
     """
+    return _messages(segments) & pc.field("kind").isin(ROW_KINDS)
+
+
+def logical_messages(segments: Segments) -> pc.Expression:
+    """Select the logical messages of the same."""
+    return _messages(segments) & (pc.field("kind") == "M")
+
+
+def _messages(segments: Segments) -> pc.Expression:
     condition, seq = of_batches(segments.after, segments.upto), pc.field("seq")
     for part in segments.older:
         condition |= (pc.field("batch") == part.batch) & (seq >= part.first) & (seq <= part.last)
-    return condition & pc.field("kind").isin(ROW_KINDS)
+    return condition
 
 
 def of_batches(after_batch: int, upto_batch: int) -> pc.Expression:

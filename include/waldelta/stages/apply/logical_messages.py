@@ -7,34 +7,39 @@ when their transaction has committed, in commit order; others appear independent
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
 from waldelta.changes.decode.target_plan import find_unreadable_logical
 from waldelta.changes.merge.statements import CommitTag
-from waldelta.changes.merge.target_table import plainly_typed
-from waldelta.errors import ApplyError, DecodeError, LateWriter, without_values
+from waldelta.errors import DecodeError, LateWriter
 from waldelta.failpoints import fault_point
-from waldelta.lake import MESSAGES
-from waldelta.lake.changelog import ChangeLog, place_columns
-from waldelta.lake.changelog.row_messages import commits
+from waldelta.lake import MESSAGES, Overtaken
+from waldelta.lake.changelog import place_columns
+from waldelta.lake.changelog.row_messages import commits, logical_messages
+from waldelta.lake.data_file import DataFiles, discard, new_prefix
+from waldelta.lake.layout import NewFile
 from waldelta.pgoutput import Segments
 from waldelta.pgoutput.messages import decode_logical_messages
 from waldelta.pgoutput.transactions import LAST_SEQ, SEQ_BITS
-from waldelta.pipeline import AdvisoryLock, Job, SlotIdentity, is_conflict, named_error
+from waldelta.pipeline import AdvisoryLock, Job, SlotIdentity
 from waldelta.pipeline.advisory_locks import messages_lock
 from waldelta.pipeline.targets import messages_applied, record_unreadable
 from waldelta.pipeline.targets.watermarks import messages_app_id
 from waldelta.spark import Runner
-from waldelta.spark.arrow_schema import ddl
-from waldelta.spark.runner import once
+from waldelta.spark.runner import shares
 
 _COLUMNS = ("batch", "seq", "xid8", "streamed_xid", "commit_lsn", "commit_ts", "data")
+_WRITTEN = pa.schema(
+    [
+        ("path", pa.string()),
+        ("size", pa.int64()),
+        ("stats", pa.string()),
+        ("partition", pa.string()),
+    ]
+)
 SCHEMA = pa.schema(
     [
         # The batch that committed the message, and its place in it: together they are the commit
@@ -87,76 +92,55 @@ def _append(
     change_log = job.change_log(identity)
     segments = change_log.stream(start, last).segments
     place, tag = job.lake.bookkeeping(MESSAGES), CommitTag(messages_app_id(identity), last)
-    rows = plainly_typed(_messages(runner, change_log, segments))
-    lock.verify()
-    # The identity is read again: with a new slot, batches have other numbers.
-    if messages_applied(job, job.read_identity()) != start:
-        raise LateWriter("another run wrote logical messages at the same time: run again")
-    fault_point("messages.writing")
+    table, prefix = place.find() or place.create(SCHEMA), new_prefix()
+    condition, layout = logical_messages(segments), table.layout
+    dealt = shares(change_log.pieces(condition))
+
+    def write(number: int) -> pa.Table:
+        with DataFiles(place.files, layout, prefix) as files:
+            for part in change_log.read(dealt[number], condition, _COLUMNS):
+                files.write(read_messages(part, segments))
+            return pa.Table.from_pylist(files.close(), _WRITTEN)
+
     try:
-        place.write(rows, "append", tag.delta)
-    except Exception as err:
-        if is_conflict(err):
-            raise LateWriter("another run is writing logical messages: run again") from err
-        error = named_error(err)
-        if (
-            isinstance(error, DecodeError)
-            and (unread := find_unreadable_logical(change_log, segments)) is not None
-        ):
-            error = record_unreadable(job, unread, error)
-        raise error or ApplyError(f"messages not written: {without_values(err)}") from err
+        added = runner.run(len(dealt), _WRITTEN, write)
+        lock.verify()
+        # The identity is read again: with a new slot, batches have other numbers.
+        if messages_applied(job, job.read_identity()) != start:
+            raise LateWriter("another run wrote logical messages at the same time: run again")
+        fault_point("messages.writing")
+        table.replace_files([], map(NewFile.of, added), tag.delta)
+    except DecodeError as err:
+        discard(place, prefix)
+        unread = find_unreadable_logical(change_log, segments)
+        raise record_unreadable(job, unread, err) if unread is not None else err from err
+    except LateWriter:
+        discard(place, prefix)
+        raise
+    except Overtaken as err:
+        discard(place, prefix)
+        raise LateWriter("another run is writing logical messages: run again") from err
     fault_point("messages.written")
-    place.sync_commit(place.version)
     return last
 
 
-def _messages(runner: Runner, change_log: ChangeLog, segments: Segments) -> DataFrame:
-    def read(parts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for part in parts:
-            yield from read_messages(part, segments)
-
-    rows = _read_changes(runner, change_log, segments).where(F.col("kind") == "M").select(*_COLUMNS)
-    return rows.mapInArrow(once(read), ddl(SCHEMA))
-
-
-def read_messages(changes: pa.RecordBatch, segments: Segments) -> Iterator[pa.RecordBatch]:
-    """Yields rows of SCHEMA for the committed messages among ``changes``."""
+def read_messages(changes: pa.RecordBatch, segments: Segments) -> pa.Table:
+    """Returns rows of SCHEMA for the committed messages among ``changes``."""
     place = segments.places(*place_columns(changes))
     counts = place >= 0
-    if not counts.any():
-        return
     changes, place = changes.filter(pa.array(counts)), place[counts]
     messages = decode_logical_messages(changes["data"], place_columns(changes)[2] >= 0)
     _, commit_ts = commits(changes, segments)
-    at: Any = pc.if_else(
-        pa.array(messages.is_transactional), commit_ts, pa.scalar(None, commit_ts.type)
-    )
-    yield pa.RecordBatch.from_arrays(
-        [
-            pa.array(place >> SEQ_BITS),
-            pa.array(place & LAST_SEQ),
-            pa.array(messages.lsn),
-            changes["xid8"],
-            at.cast(SCHEMA.field("commit_ts").type),
-            pa.array(messages.is_transactional),
-            messages.prefix,
-            messages.content,
-        ],
-        schema=SCHEMA,
-    )
-
-
-def _read_changes(runner: Runner, change_log: ChangeLog, segments: Segments) -> DataFrame:
-    """Returns messages of the range and of the earlier parts that it commits.
-
-    Those parts are transactions that were prepared earlier. Their positions show which of them
-    count.
-    """
-    # Conditions can be made only once the session has started.
-    messages = change_log.place.frame(runner.spark())
-    condition = (F.col("batch") > segments.after) & (F.col("batch") <= segments.upto)
-    for part in segments.older:
-        condition = condition | (
-            (F.col("batch") == part.batch) & F.col("seq").between(part.first, part.last)
-        )
-    return messages.where(condition)
+    is_transactional = pa.array(messages.is_transactional)
+    at: Any = pc.if_else(is_transactional, commit_ts, pa.scalar(None, commit_ts.type))
+    columns = [
+        pa.array(place >> SEQ_BITS),
+        pa.array(place & LAST_SEQ),
+        pa.array(messages.lsn),
+        changes["xid8"],
+        at.cast(SCHEMA.field("commit_ts").type),
+        is_transactional,
+        messages.prefix,
+        messages.content,
+    ]
+    return pa.table(columns, schema=SCHEMA)
