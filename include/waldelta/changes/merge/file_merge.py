@@ -99,7 +99,7 @@ MERGED = pa.schema(
         ("shows_changes", pa.bool_()),
     ]
 )
-_FOUND = pa.schema([("number", pa.int64()), ("found", pa.binary()), ("removed", pa.binary())])
+_FOUND = pa.schema([("found", pa.binary()), ("removed", pa.binary())])
 # The columns of a table without a key whose rows net changes update or delete.
 Duplicates = Sequence[tuple[str, TargetType]]
 
@@ -248,8 +248,8 @@ class _Tasks:
         answers = [_rows_of(matched=packed(applied))]
         # Here, rows have indices of the applied changes, not of all changes.
         added = np.searchsorted(indices, np.flatnonzero(applied & new))
-        one = rewritten and self.is_small
-        for files in [rewritten] if one else [[file] for file in rewritten]:
+        groups = [[file] for file in rewritten]
+        for files in [rewritten] if self.is_small and rewritten else groups:
             of_row = np.concatenate([of_file for _, of_file in files])
             of_row = np.where(of_row >= 0, np.searchsorted(indices, of_row), -1)
             answers += self._rewrite_as_one([file for file, _ in files], changes, of_row, added)
@@ -285,7 +285,7 @@ class _Tasks:
                 rows = part.cast(self.schema)
                 of_part = of_row[begin : begin + len(rows)]
                 begin += len(rows)
-                used = np.unique([*of_part[of_part >= 0], *added])
+                used = np.unique(np.concatenate([of_part[of_part >= 0], added]))
                 place = np.where(of_part >= 0, np.searchsorted(used, of_part), -1)
                 new = np.searchsorted(used, added)
                 write(MergedRows(rows, at_places(changes, used), place, new, self.written))
@@ -302,35 +302,34 @@ class _Tasks:
                 write(MergedRows(nothing, part, _NOWHERE, new, self.written))
         return pa.Table.from_pylist(answers, MERGED)
 
-    def find(self, number: int, share: Sequence[HeldFile]) -> pa.Table:
-        """Search files for rows that equal removed ones.
+    def find(self, first: int, share: Sequence[HeldFile]) -> pa.Table:
+        """Search files, which are numbered from ``first``, for rows that equal removed ones.
 
-        Returns four numbers of each: its file in the share, its place in the file, and the first
-        removed row that it equals, and that is also written alike. Of the removed rows it returns
-        the last two.
+        Returns four numbers of each: its file, its place in the file, and the first removed row
+        that it equals, and that is also written alike. Of the removed rows it returns the last two.
         """
         columns = self.changes.duplicates or ()
         numbers = removals_of(self.net.read(["action", PLACE]))
         rows = self.net.take(self.net.are_in(numbers), MOST_NET_BYTES)
         if rows is None:
-            return pa.Table.from_pylist([{"number": number}], _FOUND)
+            return pa.Table.from_pylist([{"found": None}], _FOUND)
         removed = rows.take(pa.array(np.argsort(np.argsort(numbers))))
         metadata, matches = self.written.metadata, [np.zeros((4, 0), np.int64)]
-        for at, file in enumerate(share):
+        for number, file in enumerate(share, first):
             begin = 0
             names = [*(name for name, _ in columns), *([RAW] if metadata else [])]
             for part in parts_at_once(batches(self.open(file), {n: pc.field(n) for n in names})):
                 codes = codes_of_duplicates(part, removed, columns, metadata=metadata)
                 equal, exact = (_first_like(of_both, len(part)) for of_both in codes)
                 places = np.flatnonzero(equal >= 0)
-                of_file = np.full(len(places), at)
+                of_file = np.full(len(places), number)
                 matches.append(np.stack([of_file, begin + places, equal[places], exact[places]]))
                 begin += len(part)
         codes = codes_of_duplicates(self.schema.empty_table(), removed, columns, metadata=metadata)
         alike = np.stack([_first_like(np.concatenate([c, c]), len(removed)) for c in codes])
         rows_found = np.concatenate(matches, axis=1)
         needed = rows_found[:, _match_found(rows_found, alike) >= 0]
-        answer = {"number": number, "found": needed.tobytes(), "removed": alike.tobytes()}
+        answer = {"found": needed.tobytes(), "removed": alike.tobytes()}
         return pa.Table.from_pylist([answer], _FOUND)
 
 
@@ -512,22 +511,23 @@ class _DuplicatesMerge(_Merge):
 
     def rewrite(self) -> bool:
         """Rewrite the files with rows that the net changes take; returns False as of _Merge."""
-        tasks, parts = self._tasks, self._shares(self._searched())
-        answers = self._run(len(parts), _FOUND, lambda number: tasks.find(number, parts[number]))
+        tasks, files = self._tasks, self._searched()
+        parts = self._shares(files)
+        begin = np.cumsum([0, *map(len, parts)]).tolist()
+        answers = self._run(len(parts), _FOUND, lambda n: tasks.find(begin[n], parts[n]))
         if any(row["found"] is None for row in answers):
             return False
-        files = [file for part in parts for file in part]
-        places = self._taken(files, np.cumsum([0, *map(len, parts)]), answers) if answers else {}
+        places = self._taken(files, answers) if answers else {}
         is_whole = tasks.is_small or tasks.ending is not None
         rewritten = [file for file in self._held if is_whole or file.path in places]
         return self._rewritten(rewritten, lambda share: tasks.rewrite_taken(share, places))
 
     def _taken(
-        self, files: Sequence[HeldFile], begin: Ints, answers: Sequence[Any]
+        self, files: Sequence[HeldFile], answers: Sequence[Any]
     ) -> dict[str, tuple[Ints, Ints]]:
         """Returns the places of the rows that are taken by file, and the changes that take them."""
         matches = np.concatenate(
-            [_numbers_of(row, begin[row["number"]]) for row in answers], axis=1
+            [np.frombuffer(row["found"], np.int64).reshape(4, -1) for row in answers], axis=1
         )
         of_row = _match_found(
             matches, np.frombuffer(answers[0]["removed"], np.int64).reshape(2, -1)
@@ -558,15 +558,6 @@ class _DuplicatesMerge(_Merge):
             return self._held
         names, keys = zip(*columns, strict=True)
         return list(compress(self._held, may_hold(self._files, names, keys)))
-
-
-def _numbers_of(answer: Any, first: int) -> Ints:
-    """Returns a task's findings with the numbers that its files have among all files; the task
-    counts its own from 0.
-    """
-    matches = np.frombuffer(answer["found"], np.int64).reshape(4, -1)
-    moved: Ints = matches + np.array([[first], [0], [0], [0]])
-    return moved
 
 
 def _is_written_alike(kind: TargetType) -> bool:
