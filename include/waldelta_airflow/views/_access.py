@@ -51,15 +51,12 @@ class Reader:
         return self.may_read_dag(dag_id_of(pipeline, "cdc"))
 
     def may_read_dag(self, dag_id: str) -> bool:
-        """Returns whether Airflow lets the user read a DAG."""
         return self._may("GET", dag_id)
 
     def may_trigger(self, dag_id: str) -> bool:
-        """Returns whether Airflow lets the user trigger a DAG."""
         return self._may("POST", dag_id, DagAccessEntity.RUN)
 
     def may_unpause(self, dag_id: str) -> bool:
-        """Returns whether Airflow lets the user pause and unpause a DAG."""
         return self._may("PUT", dag_id)
 
     def may_see_values(self, pipeline: PipelineFile) -> bool:

@@ -146,7 +146,6 @@ class Headline:
 
     @property
     def word(self) -> str:
-        """Returns the state as a word."""
         return self.status or _WORDS.get(self.state, self.state)
 
 

@@ -351,7 +351,6 @@ class Schedule(DagsOfPipeline):
 
     @property
     def under_way(self) -> tuple[DagState, ...]:
-        """Returns the DAGs with an unfinished run."""
         return tuple(state for state in self.dags if state.is_under_way)
 
 

@@ -129,7 +129,6 @@ class Card:
 
     @property
     def worst(self) -> float | None:
-        """Returns the highest lag in seconds."""
         return max((value for value in self.values if value is not None), default=None)
 
 

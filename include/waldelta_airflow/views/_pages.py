@@ -64,7 +64,6 @@ from waldelta.monitoring.run_details import (
 )
 from waldelta.monitoring.run_history import (
     LANDING,
-    RunLine,
     lag_points,
     lines_of,
     next_success,
@@ -170,10 +169,12 @@ def pipeline_page(request: PipelineDep, hours: int = 24, page: int = 1) -> str:
     at, glance, schedule = situation.at, situation.glance, situation.schedule
     forecast = slot_forecast(request.pipeline, request.ledger, glance)
     until = at if situation.is_late else None
+    unmet = (item.objects for item in situation.attention[:1] if item.kind == "failed_expectations")
+    failed = [one for tables in unmet for one in read_failed(request.ledger, tables)]
     return request.render(
         "pipeline.html",
         situation=situation,
-        headline=read_headline(situation, _failed_of_first(request.ledger, situation.attention)),
+        headline=read_headline(situation, [one for one in failed if one.verdict == "failed"]),
         steps={} if glance.is_set_up else setup_steps(situation),
         turn=Turning.of(page, glance.tables, _TABLES_PER_PAGE),
         forecast=forecast,
@@ -211,21 +212,13 @@ def read_situation(request: PipelineRequest, scope: Scope = LAST_DAY) -> Situati
         at,
         attention,
         _progress(pipeline, ledger, schedule, at),
-        glance.is_set_up or _has_slot(pipeline, ledger),
+        glance.is_set_up
+        or any(
+            event.event not in ("creating", "dropped")
+            for event in ledger.slot_events(pipeline.source.slot)[-1:]
+        ),
         read_reasons(ledger, attention[0].objects) if is_of_rows else (),
     )
-
-
-def _has_slot(pipeline: PipelineFile, ledger: Ledger) -> bool:
-    events = ledger.slot_events(pipeline.source.slot)
-    return bool(events) and events[-1].event not in ("creating", "dropped")
-
-
-def _failed_of_first(ledger: Ledger, attention: Sequence[Attention]) -> Sequence[FailedExpectation]:
-    if not attention or attention[0].kind != "failed_expectations":
-        return ()
-    failed = read_failed(ledger, attention[0].objects)
-    return [one for one in failed if one.verdict == "failed"]
 
 
 def _progress(
@@ -293,34 +286,27 @@ def run_page(request: PipelineDep, verb: str, run_id: str) -> HTMLResponse:
 def _headline_of_run(
     request: PipelineRequest, details: RunDetails, dag_run: DagRunTasks | None
 ) -> Headline:
-    line, kind = details.line, details.error.get("class") or ""
-    is_retried = line.status == "failed" and dag_run is not None and dag_run.is_under_way
-    status = "retrying" if is_retried else line.status
-    state = {"failed": "failed", "succeeded": "ok"}.get(status, "running")
+    line, kind, name = details.line, details.error.get("class") or "", request.pipeline.pipeline
     sentence, cause = f"{details.work or 'Nothing to do'} in {duration(line.seconds)}", ""
     if details.error:
         sentence, cause = error_sentence(details.error, details.failed)
-    headline = Headline(state, sentence, cause, status=status)
-    if status != "failed":
-        return headline
-    is_of_check = details.failed and kind == QualityFailed.__name__
-    pipeline = request.pipeline.pipeline
-    remedy = remedy_of(pipeline, "failed_run", kind) if kind in ERROR_CATALOG else ""
-    return replace(
-        headline,
-        heals=ADVICE["failed_expectations"].heals
-        if is_of_check
-        else _heals_of_run(request.pipeline, request.ledger, line, kind),
-        remedy=remedy_of(pipeline, "failed_expectations") if is_of_check else remedy,
-        action=NextStep("See the rows", "#failed") if details.failed else None,
-    )
-
-
-def _heals_of_run(pipeline: PipelineFile, ledger: Ledger, line: RunLine, kind: str) -> Markup | str:
-    if (later := next_success(ledger, line)) is None:
-        is_down = read_schedule(pipeline).is_scheduler_down(now())
-        return unless_down(heals_of_error(kind), is_down=is_down)
-    return Markup("yes: a later run succeeded, {}").format(run_name(later, now()))
+    if line.status != "failed":
+        state = "ok" if line.status == "succeeded" else "running"
+        return Headline(state, sentence, cause, status=line.status)
+    if dag_run is not None and dag_run.is_under_way:
+        return Headline("running", sentence, cause, status="retrying")
+    remedy = remedy_of(name, "failed_run", kind) if kind in ERROR_CATALOG else ""
+    heals: Markup | str
+    if details.failed and kind == QualityFailed.__name__:
+        heals = ADVICE["failed_expectations"].heals
+        remedy = remedy_of(name, "failed_expectations")
+    elif (later := next_success(request.ledger, line)) is not None:
+        heals = Markup("yes: a later run succeeded, {}").format(run_name(later, now()))
+    else:
+        is_down = read_schedule(request.pipeline).is_scheduler_down(now())
+        heals = unless_down(heals_of_error(kind), is_down=is_down)
+    action = NextStep("See the rows", "#failed") if details.failed else None
+    return Headline("failed", sentence, cause, None, heals, remedy, action=action, status="failed")
 
 
 def consuming_verb(ledger: Ledger, run_id: str) -> str:

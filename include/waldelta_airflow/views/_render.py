@@ -181,7 +181,6 @@ def mark(state: str, word: str | None = None, *, is_past: bool = False) -> Marku
 
 
 def state_class(state: str) -> str:
-    """Returns the stylesheet's class of a verdict or state."""
     return _CLASSES.get(state, state)
 
 

@@ -44,12 +44,10 @@ class Situation:
 
     @property
     def name(self) -> str:
-        """Returns the pipeline's name."""
         return self.pipeline.pipeline
 
     @property
     def slot(self) -> LastSlot:
-        """Returns the slot as it was read last."""
         schedule = self.schedule
         return last_slot(self.glance, self.at, schedule.idle_checked_at, schedule.failed)
 
@@ -97,7 +95,6 @@ class Situation:
         return is_general and not (is_served and item.kind == "failed_run")
 
     def dag(self, kind: DagKind) -> DagState | None:
-        """Returns a DAG that the reader may read, or None."""
         return next((dag for dag in self.dags if dag.kind == kind), None)
 
     def is_paused(self, kind: DagKind) -> bool:
@@ -105,7 +102,6 @@ class Situation:
         return any(state.kind == kind and state.is_paused for state in self.schedule.dags)
 
     def has_run(self, *kinds: DagKind) -> bool:
-        """Returns whether a run of one of these DAGs is under way."""
         return any(dag.kind in kinds and dag.is_under_way for dag in self.dags)
 
     def next_run(self) -> tuple[str, datetime | None]:

@@ -204,7 +204,6 @@ async def read_form(request: Request) -> dict[str, list[str]]:
 
 
 def reason_of(form: Mapping[str, Sequence[str]]) -> str:
-    """Returns the reason in a form, or an empty text."""
     return (form.get("reason") or [""])[0].strip()[:_LONGEST_REASON]
 
 
