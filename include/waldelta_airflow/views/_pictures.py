@@ -6,7 +6,7 @@ The macros of pictures.html draw them as SVG without scripts, with a description
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from statistics import median
 from typing import Any, NamedTuple
@@ -36,12 +36,23 @@ _KINDS = ("inserted", "updated", "deleted")
 
 
 class Bar(NamedTuple):
-    """A run as a bar: its height in percent, of which each class has a share."""
+    """A run as a bar: its parts from below, each with a class, its top and height in percent."""
 
     run: Any
     text: str
-    height: float
-    parts: Sequence[tuple[str, float]]
+    parts: Sequence[tuple[str, str, str]]
+
+    @classmethod
+    def of(cls, run: Any, text: str, share: float, parts: Iterable[tuple[str, float]]) -> Bar:
+        """Returns the bar of a run with this share of the highest bar, of which each class has a
+        share.
+        """
+        top, height, drawn = float(_HEIGHT), max(_LEAST, share * _HEIGHT), []
+        for name, part in parts:
+            top -= height * part
+            if part:
+                drawn.append((name, f"{top:.1f}", f"{height * part:.1f}"))
+        return cls(run, text, drawn)
 
 
 def chart(
@@ -115,7 +126,7 @@ def run_bars(runs: Sequence[RunLine]) -> Iterator[Bar]:
     most = max((run.changes for run in runs), default=0) or 1
     for run in reversed(runs):
         text = f"{run.status}, {counted(run.changes, 'change')}, {duration(run.seconds)}"
-        yield Bar(run, text, max(_LEAST, run.changes / most * _HEIGHT), list(_parts(run)))
+        yield Bar.of(run, text, run.changes / most, _parts(run))
 
 
 def _parts(run: RunLine) -> Iterator[tuple[str, float]]:
@@ -135,12 +146,9 @@ def row_bars(runs: Sequence[TableChanges]) -> Iterator[Bar]:
     for run in reversed(runs):
         counts = [(kind, getattr(run.operations, kind)) for kind in _KINDS]
         written = run.operations.written
-        yield Bar(
-            run,
-            ", ".join(f"{number(count)} {kind}" for kind, count in counts),
-            max(_LEAST, written / most * _HEIGHT),
-            [(kind, count / (written or 1)) for kind, count in counts],
-        )
+        text = ", ".join(f"{number(count)} {kind}" for kind, count in counts)
+        parts = [(kind, count / (written or 1)) for kind, count in counts]
+        yield Bar.of(run, text, written / most, parts)
 
 
 def lag_chart(

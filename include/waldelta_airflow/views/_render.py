@@ -84,9 +84,9 @@ def ago(at: datetime | None, now: datetime, form: str = "") -> Markup:
     text = duration(abs(seconds))
     if form != "since":
         text = f"in {text}" if seconds < 0 else f"{text} ago"
-    return Markup('<time datetime="{}" title="{}"{}>{}</time>').format(
-        at.isoformat(), f"{at:{_EXACT}}", Markup(' data-as="since"') if form else "", text
-    )
+    since = Markup(' data-as="since"') if form else ""
+    time = Markup('<time datetime="%s" title="%s"%s>%s</time>')
+    return time % (at.isoformat(), f"{at:{_EXACT}}", since, text)
 
 
 def run_name(run_id: str, now: datetime) -> Markup:
@@ -98,7 +98,7 @@ def run_name(run_id: str, now: datetime) -> Markup:
     try:
         at = datetime.fromisoformat(time).astimezone(UTC)
     except ValueError:
-        return Markup('<span class="wrap">{}</span>').format(visible(run_id))
+        return Markup('<span class="wrap">%s</span>') % visible(run_id)
     by = "" if kind == "scheduled" else f", {visible(kind).replace('_', ' ')}"
     return moment_name(at, now, visible(run_id)) + Markup.escape(by)
 
@@ -107,9 +107,8 @@ def moment_name(at: datetime, now: datetime, title: str = "") -> Markup:
     """Returns a time as its day and its minute; hovering shows the title and the exact time."""
     days = (now.date() - at.date()).days
     day = {0: "today", 1: "yesterday"}.get(days, f"{at:%-d %b}")
-    return Markup(
-        '<time datetime="{}" data-as="clock" data-title="{title}" title="{title}">{} {}</time>'
-    ).format(at.isoformat(), day, f"{at:%H:%M}", title=title)
+    name = Markup('<time datetime="%s" data-as="clock" data-title="%s" title="%s">%s %s</time>')
+    return name % (at.isoformat(), title, title, day, f"{at:%H:%M}")
 
 
 def folded(text: str, most: int = _SHORT) -> tuple[str, str]:
@@ -141,9 +140,8 @@ def clock(at: datetime | None, form: str = "exact") -> Markup:
     """Returns a time by a form of strftime; page.js shows it in the reader's zone."""
     if at is None:
         return Markup("–")
-    return Markup('<time datetime="{}" data-as="{}">{}</time>').format(
-        at.isoformat(), form, at.strftime(_EXACT if form == "exact" else form)
-    )
+    text = at.strftime(_EXACT if form == "exact" else form)
+    return Markup('<time datetime="%s" data-as="%s">%s</time>') % (at.isoformat(), form, text)
 
 
 def _or_dash(text_of: Callable[[Any], str]) -> Callable[[Any], str]:
@@ -174,10 +172,9 @@ def mark(state: str, word: str | None = None, *, is_past: bool = False) -> Marku
     if is_past and name == "passed":
         name, text = "unknown", f"earlier: {text}"
     if name == "unknown":
-        return Markup('<span class="mark unknown">{}</span>').format(text)
-    return Markup('<span class="mark {}"><span aria-hidden="true">{}</span> {}</span>').format(
-        name, MARKS.get(name, "·"), text
-    )
+        return Markup('<span class="mark unknown">%s</span>') % text
+    sign = Markup('<span class="mark %s"><span aria-hidden="true">%s</span> %s</span>')
+    return sign % (name, MARKS.get(name, "·"), text)
 
 
 def state_class(state: str) -> str:
