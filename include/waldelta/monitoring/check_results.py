@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
 from operator import attrgetter, itemgetter
@@ -39,7 +39,8 @@ class Check:
     """One table's check in one run.
 
     ``failed`` counts unmet critical expectations, ``unknown`` those not evaluated. ``version`` is
-    the target's latest version with a result.
+    the target's latest version with a result. ``unmet`` are the failed expectations and warnings,
+    where only one table was read.
     """
 
     at: datetime
@@ -50,6 +51,7 @@ class Check:
     unknown: int
     warnings: int
     version: int | None = None
+    unmet: Sequence[FailedExpectation] = field(default=(), compare=False)
 
     @property
     def verdict(self) -> Verdict:
@@ -102,7 +104,7 @@ class FailedExpectation:
         return f"{text}: {', '.join(rows)}"
 
 
-_CHECK = tuple(Check.__dataclass_fields__)
+_CHECK = tuple(name for name in Check.__dataclass_fields__ if name != "unmet")
 _JUDGED = ("severity", "meaning", "expectation", "version")
 
 
@@ -207,11 +209,13 @@ def read_latest_checks(
     include maintenance's results. Results recorded since then by gates and by discarding rows are
     included.
     """
-    rows = _current(ledger, _JUDGED, since, tables, None if table is None else [table])
+    first = None if table is None else [table]
+    rows = _current(ledger, _JUDGED if table is None else _FAILED, since, tables, first)
     rows = _last_of(rows, ("table_name", "meaning"))
     # Discarding rows is no check: a table's check is as old as its results for a version.
     rows = rows.take(np.argsort(rows["version"].is_valid().to_numpy(), kind="stable"))
-    return {check.table_name: check for check in _checks(rows, ("table_name",))}
+    unmet = () if table is None else _failed(rows)
+    return {of.table_name: replace(of, unmet=unmet) for of in _checks(rows, ("table_name",))}
 
 
 _FAILED = (*_JUDGED, "unexpected_count", "examples")

@@ -190,14 +190,14 @@ def read_glance(
     changed = recent if recent and start == since else read_changed(ledger, start, table)
     names = [s.table_name for s in states if s.status != REMOVED and table in (None, s.table_name)]
     checks = read_latest_checks(ledger, now - reach, names, table)
-    tables = read_tables(ledger, runs, changed, checks, idle_checked_at, states)
+    tables = read_tables(ledger, runs, changed, checks, idle_checked_at)
     results, waiting = results_of(ledger), read_waiting(pipeline, ledger, _behind(tables))
     glance = Glance(
         is_set_up=bool(states or runs or read_runs(ledger)),
         upto=complete_upto(landing, idle_checked_at),
         runs=tuple(run for run in runs if run.at >= since),
         latest=landing[0] if landing else None,
-        lag=tuple(lag_points(history, since)),
+        lag=() if table is not None else tuple(lag_points(history, since)),
         operations=reduce(RowCounts.plus, (of.operations for of in recent.values()), RowCounts()),
         copied=sum(copy.rows for copy in read_copies(ledger) if copy.at >= since),
         changed_tables=len(recent),

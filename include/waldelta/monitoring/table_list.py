@@ -5,7 +5,7 @@ what each target holds of its source's rows and columns.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime, timedelta
 from functools import reduce
@@ -94,6 +94,7 @@ class TableLine:
     in_quarantine: int = 0
     check: Check | None = None
     kind: str = ""  # How it differs from a mirror of all rows (content_label).
+    discarded: int = 0
 
 
 def read_changed(
@@ -217,8 +218,11 @@ def _rank(line: TableLine) -> int:
 
 def latest_states(ledger: Ledger) -> list[TableState]:
     """Returns the latest state of each target, without columns, storage and row counts."""
-    rows = ledger.table(TableState).scan(_STATE)
-    return rows_of(TableState, last_rows(rows, ["table_name"]))
+    table = ledger.table(TableState)
+    result = table.place.read_once(
+        "latest", lambda _: last_rows(table.scan(_STATE), ["table_name"])
+    )
+    return [] if result is None else rows_of(TableState, result[1])
 
 
 def read_column_names(ledger: Ledger) -> dict[str, tuple[str, ...]]:
@@ -279,15 +283,13 @@ def read_tables(
     changed: Mapping[str, TableChanges],
     checks: Mapping[str, Check],
     idle_checked_at: datetime | None = None,
-    latest: Iterable[TableState] | None = None,
 ) -> list[TableLine]:
     """Returns every table that was ever copied, those that need attention first, then by name.
 
     ``runs`` are newest first. ``idle_checked_at`` is when a run last found nothing to do, which the
-    ledger doesn't store. ``latest`` are the targets' states, if they have been read already.
+    ledger doesn't store.
     """
-    states = list(latest_states(ledger) if latest is None else latest)
-    lacking = Decisions(ledger.lake).open_counts(target_generations(ledger))
+    quarantined, discarded = Decisions(ledger.lake).missing_counts(target_generations(ledger))
     # A run that failed before it applied anything shows neither that a table is behind nor that it
     # is complete.
     landing = [run for run in runs if run.verb in LANDING and run.has_landed and run.came_to_apply]
@@ -297,7 +299,7 @@ def read_tables(
         times = (run.as_of for run in landing if run.as_of and run.status != "running")
         upto = max(times, default=None)
     lines = []
-    for state in states:
+    for state in latest_states(ledger):
         status = "behind" if state.status == SYNCED and state.table_name in behind else state.status
         lines.append(
             TableLine(
@@ -307,9 +309,10 @@ def read_tables(
                 state.generation,
                 behind.get(state.table_name, upto) if state.status == SYNCED else None,
                 changed.get(state.table_name),
-                lacking.get(state.table_name, 0),
+                quarantined.get(state.table_name, 0),
                 checks.get(state.table_name),
                 content_label(state),
+                discarded.get(state.table_name, 0),
             )
         )
     return sorted(lines, key=lambda line: (_rank(line), line.table_name))
@@ -481,15 +484,14 @@ class TableDetails:
 
 
 def read_table_details(
-    ledger: Ledger, table_name: str, states: Sequence[TableState] | None = None
+    ledger: Ledger, table_name: str, line: TableLine | None = None
 ) -> TableDetails | None:
     """Returns a target by its latest state and its Delta log.
 
-    ``states`` are the target's, oldest first, if they have been read already. Returns None for a
-    table that the ledger doesn't know, or an invalid table name.
+    ``line`` is its line, if that has been read already. Returns None for a table that the ledger
+    doesn't know, or an invalid table name.
     """
-    states = ledger.table_rows(table_name) if states is None else states
-    ledger.note_names(states)
+    states = ledger.table_rows(table_name)
     try:
         target = ledger.lake.target(table_name)
     except ValueError:
@@ -497,8 +499,11 @@ def read_table_details(
     if not states:
         return None
     state = states[-1]
-    counts = Decisions(ledger.lake).missing_counts({state.table_name: state.generation})
-    quarantined, discarded = (rows.get(state.table_name, 0) for rows in counts)
+    if line is None:
+        counts = Decisions(ledger.lake).missing_counts({table_name: state.generation})
+        quarantined, discarded = (rows.get(table_name, 0) for rows in counts)
+    else:
+        quarantined, discarded = line.in_quarantine, line.discarded
     details = TableDetails(
         target.uri,
         tuple(_line(column.name, column.stored_type, column, state) for column in state.columns),

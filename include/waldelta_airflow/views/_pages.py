@@ -381,16 +381,16 @@ def table_page(request: PipelineDep, table: str) -> HTMLResponse:
     situation = read_situation(request, Scope(table=table))
     at, glance, states = situation.at, situation.glance, ledger.table_rows(table)
     heat = expectations_map(ledger, table, at, _HEAT_MAP_RUNS)
-    details = read_table_details(ledger, table, states)
     compared = read_comparisons(ledger, table)
     runs = read_rows_by_run(ledger, table, at - REACH, _RUNS_OF_TABLE)
     decisions = read_decided(ledger, table)
+    line = next((line for line in glance.tables if line.table_name == table), None)
+    details = read_table_details(ledger, table, line)
     beside, others = _by_column(
         heat, [column.name for column in details.columns] if details else ()
     )
-    line = next((line for line in glance.tables if line.table_name == table), None)
-    is_met = line is not None and line.check is not None and line.check.verdict == "passed"
-    failed = [] if is_met else read_failed(ledger, [table])
+    check = line.check if line is not None else None
+    failed = read_failed(ledger, [table]) if check is None else check.unmet
     of_table = concerning(table, situation.attention)
     situation = situation.of_table(line) if line else replace(situation, attention=of_table)
     text = request.render(

@@ -267,7 +267,7 @@ class Decisions:
         """Returns how many rows each table lacks in the given generation; tables without any are
         left out.
         """
-        return _counts(self.scan_open(generations))
+        return self.missing_counts(generations)[0]
 
     def missing_counts(
         self, generations: Mapping[str, int]
@@ -276,7 +276,11 @@ class Decisions:
         discarded ones it lacks or has outdated.
         """
         rows = self._table.scan(_OF_KEY, where=_OF_ROWS & of_tables(generations))
-        return _counts(_open(rows, generations)), _counts(_open(rows, generations, DISCARDED))
+        latest = _latest(rows, generations)
+        quarantined, discarded = (
+            _counts(latest.filter(pc.field("status") == status)) for status in (WAITING, DISCARDED)
+        )
+        return quarantined, discarded
 
     def open_rows(self, generations: Mapping[str, int]) -> list[Decision]:
         """Returns the latest row for each key that these tables lack in the given generation.
@@ -431,19 +435,24 @@ class Decisions:
         return self._table.prune(lambda rows: _keep(rows, oldest))
 
 
-def _open(rows: pa.Table, generations: Mapping[str, int], status: str = WAITING) -> pa.Table:
-    """Returns the last row of each key of these generations, where it has this status.
+def _open(rows: pa.Table, generations: Mapping[str, int]) -> pa.Table:
+    """Returns the last row of each key of these generations, where it waits.
 
     They are sorted by table and time.
     """
+    return (
+        _latest(rows, generations)
+        .filter(pc.field("status") == WAITING)
+        .sort_by([("table_name", "ascending"), ("at", "ascending"), ("key", "ascending")])
+    )
+
+
+def _latest(rows: pa.Table, generations: Mapping[str, int]) -> pa.Table:
     latest = last_rows(rows, ["table_name", "generation", "key"])
     names = pa.array(list(generations), pa.string())
     generation_array = pa.array(list(generations.values()), pa.int64())
     current = generation_array.take(pc.index_in(latest["table_name"], value_set=names))
-    rows_of_copy = latest.filter(pc.equal(latest["generation"], current))
-    return rows_of_copy.filter(pc.equal(rows_of_copy["status"], status)).sort_by(
-        [("table_name", "ascending"), ("at", "ascending"), ("key", "ascending")]
-    )
+    return latest.filter(pc.equal(latest["generation"], current))
 
 
 def _counts(rows: pa.Table) -> dict[str, int]:
