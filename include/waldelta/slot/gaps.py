@@ -170,15 +170,12 @@ def _close(job: Job, gap: Gap, to_lsn: int | None) -> Gap:
 
 def _close_false(job: Job) -> None:
     opened = open_gaps(job.ledger.gaps(job.pipeline.source.slot))
-    if not opened:
-        return
     present = job.read_identity().incarnation
-    if any(gap.incarnation != present for gap in opened):
-        # The run that completed the last table was killed before it could close them.
-        close_gaps(job)
     for gap in opened:
         if gap.incarnation == present:
             _close(job, gap, gap.from_lsn)
+        else:  # The run that completed the last table was killed before it could close it.
+            close_gaps(job)
 
 
 def _gap_bounds(job: Job, identity: SlotIdentity, err: SlotError) -> tuple[int, int | None]:

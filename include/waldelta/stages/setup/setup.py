@@ -64,7 +64,7 @@ from waldelta.stages.setup.facts.publications import (
     wanted_publication,
 )
 from waldelta.stages.setup.facts.source_facts import Facts, ServerFacts, read_facts
-from waldelta.stages.setup.preflight.layouts import judge_layouts
+from waldelta.stages.setup.preflight.lake import judge_layouts
 from waldelta.stages.setup.preflight.source import (
     MIN_VERSION,
     judge,
