@@ -96,27 +96,21 @@ class Catalog(Protocol):
 
     def name_of(self, name: str) -> str:
         """Returns a name as the catalog stores it; raises CatalogNameRefused."""
-        ...
 
     def tables(self, schema: str, names: Collection[str]) -> dict[str, Registered]:
         """Returns the entries of these names, without those that aren't there."""
-        ...
 
     def create_schema(self, schema: str, properties: Mapping[str, str]) -> None:
         """Create a schema unless there is one."""
-        ...
 
     def create(self, table: Registration) -> None:
         """Make an entry; raises CatalogTableForeign when there is one by then."""
-        ...
 
     def alter(self, table: Registration, current: Registered) -> None:
         """Replace an entry; properties that other programs have set stay."""
-        ...
 
     def drop(self, current: Registered) -> None:
         """Remove an entry; the table's files stay."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
