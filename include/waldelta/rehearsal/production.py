@@ -141,8 +141,9 @@ def read_production(conninfo: str, sample: int = 0, tables: Sequence[TableId] = 
                 for table in tables
                 if sample and (columns := _readable_columns(connection, table))
             }
-    rate = server.wal_bytes_per_hour
-    return Production(schema, at, version, sizes, {}, rate, rows, server.bypass_rls)
+    return Production(
+        schema, at, version, sizes, {}, server.wal_bytes_per_hour, rows, server.bypass_rls
+    )
 
 
 @contextmanager

@@ -324,8 +324,9 @@ class _Stage:
                 self.admin.execute(statement)
 
     def _published(self) -> list[WritableTable]:
-        names = self.pipeline.file.source.publication_names
-        published = read_published_relations(self.admin, names)
+        published = read_published_relations(
+            self.admin, self.pipeline.file.source.publication_names
+        )
         return read_tables(self.admin, {oid for of in published for oid in (of.oid, *of.ancestors)})
 
     def _take_role(self, tables: Sequence[WritableTable]) -> None:

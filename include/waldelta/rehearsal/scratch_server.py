@@ -133,8 +133,9 @@ def _created(dsn: str, database: str, folder: Path) -> ScratchDatabase:
         for (name,) in connection.execute(_ABANDONED_DATABASES).fetchall():
             _drop(connection, name)
         connection.execute(sql.SQL("create database {}").format(sql.Identifier(database)))
-    conninfo = make_conninfo(dsn, dbname=database)
-    return ScratchDatabase(conninfo, folder / "lake", server.version // 10_000)
+    return ScratchDatabase(
+        make_conninfo(dsn, dbname=database), folder / "lake", server.version // 10_000
+    )
 
 
 def _remove_abandoned_folders() -> None:

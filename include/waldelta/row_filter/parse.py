@@ -67,8 +67,9 @@ def parse_row_filter(text: str) -> tuple[str, ...]:
     try:
         for token in sqlglot.tokenize(text, read=DIALECT):
             if token.token_type.name == "SEMICOLON":
-                one = "one expression is wanted, not several statements"
-                raise _refused(text, token.start, one)
+                raise _refused(
+                    text, token.start, "one expression is wanted, not several statements"
+                )
         expression: exp.Expr = sqlglot.parse_one(text, read=DIALECT, into=exp.Condition)
     except RecursionError:
         raise _refused(text, 0, "its parts are nested too deeply") from None
@@ -435,8 +436,7 @@ class _Parser:
         operator = self.take().text
         for quantifier in ("ANY", "ALL"):
             if self.skip(quantifier):
-                array = self.parenthesised()
-                return Quantified(operator, quantifier, left, array, start=start)
+                return Quantified(operator, quantifier, left, self.parenthesised(), start=start)
         return Call(operator, (left, self.operand()), start=start)
 
     def test(self, tested: Node, start: int) -> Node:

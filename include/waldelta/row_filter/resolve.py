@@ -549,8 +549,9 @@ class _Resolver:
             node,
             f"{node.operator} {node.quantifier} of a column",
         )
-        key = f"{node.quantifier.lower()}_element"
-        return Typed(key, BOOL, (array, compared, operand), None, node.start)
+        return Typed(
+            f"{node.quantifier.lower()}_element", BOOL, (array, compared, operand), None, node.start
+        )
 
 
 def _moment_refusal(typed: Typed) -> str | None:

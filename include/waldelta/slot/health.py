@@ -218,8 +218,9 @@ def oldest_unread(connection: psycopg.Connection[Any], job: Job, upto: Lsn) -> d
                     " the slot"
                 )
             # Messages that aren't transactional have no commit time, and targets have none of them.
-            changes = with_options(source, streaming="off", messages=False)
-            first = first_message(connection, changes, upto)
+            first = first_message(
+                connection, with_options(source, streaming="off", messages=False), upto
+            )
     except PeekTimeout as err:
         raise PeekTimeout(
             f"slot {source.slot!r} has more pending WAL than the search can read in"

@@ -211,8 +211,9 @@ class _SlotBehind:
     def _move(self, move: SlotMove, *, is_compared: bool) -> None:
         fault_point("recover.compared")
         unverified = not is_compared and self.job.pipeline.source.options.acknowledge != "advance"
-        intent = replace(move, compared_after=unverified)
-        move_idle_slot(self.connection, move.slot, self.job.ledger, intent)
+        move_idle_slot(
+            self.connection, move.slot, self.job.ledger, replace(move, compared_after=unverified)
+        )
         self.position = Lsn(move.lsn)
 
 

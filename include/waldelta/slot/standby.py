@@ -289,8 +289,9 @@ def find_promotion(
         m for m in job.ledger.slot_events(identity.slot) if m.incarnation == identity.incarnation
     ]
     ends_of_lake = known_ends(incarnation_of(identity.slot, moves), moves)
-    landed = _landed_upto(job, change_log, identity.floor)
-    switchpoint = judge_history(identity, server, ends, ends_of_lake, landed)
+    switchpoint = judge_history(
+        identity, server, ends, ends_of_lake, _landed_upto(job, change_log, identity.floor)
+    )
     return Promotion(replace(identity, timeline=server.timeline), switchpoint)
 
 

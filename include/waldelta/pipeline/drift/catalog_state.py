@@ -124,8 +124,9 @@ def _catalog_table(state: TableState, by_oid: Mapping[int, CatalogTable]) -> Cat
 
 def stored(table: CatalogTable, leaves: Collection[int]) -> StorageState:
     """Returns how a partitioned table's rows are stored, with only the files of these leaves."""
-    files = [file for file in table.storage.files if file.oid in leaves]
-    return replace(table.storage, files=files)
+    return replace(
+        table.storage, files=[file for file in table.storage.files if file.oid in leaves]
+    )
 
 
 def merged_table(root: CatalogTable, leaves: Sequence[CatalogTable]) -> CatalogTable:

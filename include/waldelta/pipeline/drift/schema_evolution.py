@@ -171,8 +171,9 @@ def plan_empty(
     first = set(_attnums(state, catalog, relations[0]))
     columns = [column for column in state.columns if column.attnum in first]
     later = tuple(column.name for column in state.columns if column.attnum not in first)
-    first_state = replace(state, columns=columns)
-    evolution = plan_evolution(first_state, relations, catalog, types, options, renames=renames)
+    evolution = plan_evolution(
+        replace(state, columns=columns), relations, catalog, types, options, renames=renames
+    )
     return replace(evolution, dropped=evolution.dropped + later)
 
 

@@ -106,8 +106,9 @@ def _move(job: Job, state: TableState) -> str | None:
             except OSError as err:
                 return f"{old.uri} can't become {new.uri} ({err.strerror}): check their permissions"
         fault_point("move.renamed")
-        moved = replace(latest, at=now(), run_id=job.run_id, stored_name=name)
-        job.ledger.append_state(moved, latest)
+        job.ledger.append_state(
+            replace(latest, at=now(), run_id=job.run_id, stored_name=name), latest
+        )
         fault_point("move.recorded")
     log.info("table=%s is at %s now, it was at %s", table, new.uri, old.uri)
     return None

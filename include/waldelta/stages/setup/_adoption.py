@@ -184,8 +184,9 @@ class _Adoption:
             # Another publication may have the table with other columns, which would stop the slot:
             # then nothing is committed.
             if len(names := self.job.pipeline.source.publication_names) > 1:
-                locked = read_locked_tables(self.conn).relations
-                read_published_tables(self.conn, names, sizes=False, locked=locked)
+                read_published_tables(
+                    self.conn, names, sizes=False, locked=read_locked_tables(self.conn).relations
+                )
         log.info("%s", statement.reason)
 
     def _trial_publication(self) -> PublicationState:

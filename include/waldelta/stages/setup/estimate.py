@@ -205,8 +205,9 @@ def estimate_copies(job: Job, targets: PlannedTargets, server: ServerFacts) -> C
         )
     try:
         with job.source.connect("estimate") as connection:
-            plan = partial(plan_copies, connection, job, targets)
-            copies, _ = read_around(connection, _LOCK_TIMEOUT_S, plan)
+            copies, _ = read_around(
+                connection, _LOCK_TIMEOUT_S, partial(plan_copies, connection, job, targets)
+            )
             return _estimate(connection, job, copies, server) if copies else None
     except (WaldeltaError, psycopg.Error) as err:
         log.debug("no estimate", exc_info=err)

@@ -269,9 +269,10 @@ def plan_setup(
     ):
         # Sizes and filters are read under their tables' locks. A caller that carries the plan out
         # also has the slot's lock, so no run lands during that.
-        plan = partial(_plan_setup, conn, slot_conn, job, judge_suite, renew=renew)
         return _with_lock_retry(
-            conn, plan, partial(lock_holders, conn, EXCLUSIVE_MODES, waiting=True)
+            conn,
+            partial(_plan_setup, conn, slot_conn, job, judge_suite, renew=renew),
+            partial(lock_holders, conn, EXCLUSIVE_MODES, waiting=True),
         )
 
 
@@ -505,8 +506,9 @@ def _publication_in_force(
     tried = replace(
         publication, tables=tuple(t for t in publication.tables if t.id in facts.tables)
     )
-    trial = partial(try_publications, conn, tried, current)
-    state, problems = _with_lock_retry(conn, trial, timeout_ms=trial_timeout_ms(conn))
+    state, problems = _with_lock_retry(
+        conn, partial(try_publications, conn, tried, current), timeout_ms=trial_timeout_ms(conn)
+    )
     absent = [t for t in publication.tables if t.id not in facts.tables]
     return replace(state, tables=tuple(sorted([*state.tables, *absent]))), [
         problem(text) for text in problems

@@ -283,8 +283,9 @@ def _judge_untried(conn: Connection, publication: str, table: PublicationTable) 
     refused = refused_filter(conn, table.id, table.row_filter)
     if refused is None:
         return _Trial(table, columns)
-    problem = f"publication {publication!r}, table {table.id}: {refused}"
-    return _Trial(table, columns, problem=problem)
+    return _Trial(
+        table, columns, problem=f"publication {publication!r}, table {table.id}: {refused}"
+    )
 
 
 def trial_timeout_ms(conn: Connection) -> int:

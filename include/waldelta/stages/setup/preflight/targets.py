@@ -453,8 +453,9 @@ def judge_wheres(
             if mapping is None and where is not None and not has_own_finding:
                 raise ConfigError(_why_unfed(conn, name, planned))
             if mapping is not None and mapping.where is not None:
-                options = pipeline.target.types_of(name)
-                findings += _judge_where(conn, name, mapping.where, options, planned)
+                findings += _judge_where(
+                    conn, name, mapping.where, pipeline.target.types_of(name), planned
+                )
         except PrivilegeMissing as err:
             needs = [] if mapping is None else _needed(conn, mapping)
             findings += [lacking(f"target.tables.{name}.where: {err}", *needs)] if needs else []
