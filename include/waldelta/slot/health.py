@@ -251,9 +251,7 @@ def oldest_unapplied(job: Job, states: Sequence[TableState]) -> dict[str, dateti
     """
     watermarks, commits = Watermarks(job, job.read_identity()), {}
     change_log = watermarks.change_log
-    last = change_log.last_batch()
-    if last is None:
-        return {}
+    last = change_log.last_batch() or 0
     for state in states:
         try:
             applied = watermarks.of(state)

@@ -103,10 +103,8 @@ class SlotState:
 
 def read_slot(conn: Connection, name: str) -> SlotState | None:
     """Returns the slot's current state on the server; None when no slot has this name."""
-    rows = fetch(conn, _SLOT, {"name": name})
-    if not rows:
+    if (row := next(iter(fetch(conn, _SLOT, {"name": name})), None)) is None:
         return None
-    (row,) = rows
     extra: dict[str, Any] = row.everything  # These columns don't exist in every version.
     since = extra.get("inactive_since")
     return SlotState(
