@@ -1,7 +1,7 @@
 """A slot as the server shows it, with nothing remarkable; tests replace what they are about."""
 
 from waldelta.lsn import Lsn
-from waldelta.slot import SlotState
+from waldelta.slot.slot import SlotState
 
 SLOT = SlotState(
     name="s", plugin="pgoutput", slot_type="logical", database="d", in_this_database=True,

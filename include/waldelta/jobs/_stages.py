@@ -20,9 +20,10 @@ from waldelta.pipeline.targets.corrected_expectations import corrected
 from waldelta.pipeline.targets.quarantined_rows import record_current
 from waldelta.pipeline.targets.unreadable_messages import notices
 from waldelta.postgres.publication_checks import read_unreadable
-from waldelta.slot import read_slot, slot_position
 from waldelta.slot.acknowledge import confirmed_lsn
 from waldelta.slot.health import reading
+from waldelta.slot.slot import read_slot
+from waldelta.slot.standby import slot_position
 from waldelta.spark import Runner
 from waldelta.spark.settings import NEEDS_SPARK
 

@@ -24,8 +24,8 @@ from waldelta.jobs._stages import Stage, check_stage, continued, report_stage, r
 from waldelta.lake.ledger import Gap
 from waldelta.pipeline import Job, RunResult, StageResult
 from waldelta.quantities import counted
-from waldelta.slot import remaining_on_primary
 from waldelta.slot.gaps import OPEN, describe
+from waldelta.slot.standby import remaining_on_primary
 from waldelta.spark import Runner
 from waldelta.stages.land.drain import land_backlog
 from waldelta.stages.setup.renew_slot import renew_slot

@@ -65,7 +65,7 @@ from waldelta.monitoring.table_list import (
 from waldelta.pipeline.lag import Lag
 from waldelta.postgres.publication_checks import listed
 from waldelta.quantities import counted, duration, size
-from waldelta.slot import open_gaps
+from waldelta.slot.gaps import open_gaps
 
 # Searched beyond the window shown: the latest run, and a table's latest change, may be days ago.
 REACH = timedelta(days=7)

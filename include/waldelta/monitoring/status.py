@@ -33,15 +33,10 @@ from waldelta.pipeline.targets import (
 from waldelta.pipeline.targets.consistent_cuts import readable_cut
 from waldelta.postgres import ServerPosition
 from waldelta.postgres.publication_checks import find_unpublished, matched_tables, read_unreadable
-from waldelta.slot import (
-    SlotState,
-    open_gaps,
-    read_slot,
-    slot_position,
-    slot_warnings,
-    standby_warnings,
-)
-from waldelta.slot.health import Forecast, SlotWarning, forecast, forecast_at
+from waldelta.slot.gaps import open_gaps
+from waldelta.slot.health import Forecast, SlotWarning, forecast, forecast_at, slot_warnings
+from waldelta.slot.slot import SlotState, read_slot
+from waldelta.slot.standby import slot_position, standby_warnings
 
 # After this time without a run or an idle check, the slot may be in another state.
 _KNOWN_FOR = timedelta(hours=1)

@@ -42,8 +42,16 @@ from waldelta.lsn import Lsn
 from waldelta.pgoutput.message_kinds import CHANGE_CODES, CODES, END_CODES, STREAM_ABORT
 from waldelta.postgres import MEMBERS, Connection
 from waldelta.server_errors.sqlstate import ServerError
-from waldelta.slot.read import ReadRequest, peek_error
-from waldelta.slot.read.peek import NO_ROOM, call, name_of_copy, short_name, whole, with_options
+from waldelta.slot.read.peek import (
+    NO_ROOM,
+    ReadRequest,
+    call,
+    name_of_copy,
+    peek_error,
+    short_name,
+    whole,
+    with_options,
+)
 from waldelta.slot.slot import missing_slot
 
 log = logging.getLogger(__name__)

@@ -37,7 +37,7 @@ from waldelta.slot.acknowledge import (
     confirmed_lsn,
     move_idle_slot,
 )
-from waldelta.slot.read import ReadRequest
+from waldelta.slot.read.peek import ReadRequest
 from waldelta.slot.read.read_window import ReadWindows
 from waldelta.slot.standby import Promotion, find_promotion, record_promotion
 

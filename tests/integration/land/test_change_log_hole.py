@@ -18,7 +18,7 @@ from waldelta.lake import local_path
 from waldelta.lake.ledger import now
 from waldelta.lsn import Lsn
 from waldelta.pipeline.run_result import RunFailed
-from waldelta.slot import open_gaps
+from waldelta.slot.gaps import open_gaps
 from waldelta.stages.land.idle_check import check_idle
 
 

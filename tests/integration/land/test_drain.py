@@ -34,8 +34,8 @@ from waldelta.lake.ledger.records import ReadWindowSetting
 from waldelta.lake.storage import CHANGES
 from waldelta.lsn import Lsn
 from waldelta.pipeline import RunResult, StageResult, slot_lock
-from waldelta.slot import open_gaps
 from waldelta.slot.acknowledge import confirmed_lsn
+from waldelta.slot.gaps import open_gaps
 from waldelta.slot.read.peek import LANDING_SCHEMA, reader_name
 from waldelta.slot.slot import check_received
 from waldelta.stages.land import drain as land_through

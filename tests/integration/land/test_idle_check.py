@@ -17,9 +17,9 @@ from waldelta.lsn import Lsn
 from waldelta.pipeline import RunResult, StageResult
 from waldelta.pipeline.run_result import LandedChanges
 from waldelta.postgres.server_position import ServerPosition, read_position
-from waldelta.slot import read_slot
 from waldelta.slot.acknowledge import confirmed_lsn, named_use
 from waldelta.slot.health import oldest_unread
+from waldelta.slot.slot import read_slot
 from waldelta.stages.land import idle_check as idle
 from waldelta.stages.land.drain import drain
 from waldelta.stages.land.idle_check import check_idle

@@ -27,8 +27,7 @@ from waldelta.lake import Lake
 from waldelta.lake.ledger import Ledger
 from waldelta.pipeline import slot_lock
 from waldelta.postgres import connect
-from waldelta.slot import read_slot
-from waldelta.slot.slot import create_slot
+from waldelta.slot.slot import create_slot, read_slot
 from waldelta.stages.setup import _slot_setup as setup_slot
 from waldelta.stages.setup import setup
 from waldelta.stages.setup.facts.publications import Statement, read_publications

@@ -22,7 +22,7 @@ from waldelta.monitoring.status import read_status
 from waldelta.pipeline.job import load_job
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.server_errors.sqlstate import ServerError
-from waldelta.slot.read import peek_error
+from waldelta.slot.read.peek import peek_error
 from waldelta.stages.land import drain as module
 from waldelta.stages.land.drain import drain
 from waldelta.stages.land.idle_check import check_idle

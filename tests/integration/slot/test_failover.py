@@ -32,7 +32,7 @@ from waldelta.jobs import Pipeline
 from waldelta.lsn import Lsn
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.postgres import connect
-from waldelta.slot import read_slot
+from waldelta.slot.slot import read_slot
 from waldelta.stages.land.drain import drain
 from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.setup.setup import apply_setup, plan_setup

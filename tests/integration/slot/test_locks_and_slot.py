@@ -24,8 +24,7 @@ from waldelta.pipeline.advisory_locks import (
 )
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.postgres import TableId
-from waldelta.slot import read_slot
-from waldelta.slot.slot import check_health, create_slot, drop_slot
+from waldelta.slot.slot import check_health, create_slot, drop_slot, read_slot
 from waldelta.spark import InProcess
 
 pytestmark = pytest.mark.pg

@@ -21,9 +21,9 @@ from waldelta.monitoring.status import read_status
 from waldelta.pipeline.job import load_job
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.postgres.server_position import read_position
-from waldelta.slot import open_gaps, read_slot, recover
-from waldelta.slot.gaps import CLOSED, OPEN
-from waldelta.slot.slot import create_slot
+from waldelta.slot.gaps import CLOSED, OPEN, open_gaps
+from waldelta.slot.recovery import recover
+from waldelta.slot.slot import create_slot, read_slot
 from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.setup.renew_slot import renew_slot
 from waldelta.stages.setup.setup import apply_setup, plan_setup, teardown

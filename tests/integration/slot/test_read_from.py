@@ -28,8 +28,7 @@ from waldelta.jobs import Pipeline
 from waldelta.lake.ledger import now
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.postgres import connect
-from waldelta.slot import slot_position
-from waldelta.slot.standby import committed_upto
+from waldelta.slot.standby import committed_upto, slot_position
 from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.setup.slots_without_pipeline import (
     drop_slots_without_pipeline,

@@ -11,7 +11,8 @@ from waldelta.jobs.consume import land_stage
 from waldelta.lake.ledger import now
 from waldelta.monitoring.status import of_live_slot, read_status
 from waldelta.pipeline import RunResult, StageResult
-from waldelta.slot import read_slot, slot_warnings
+from waldelta.slot.health import slot_warnings
+from waldelta.slot.slot import read_slot
 from waldelta.stages.land.idle_check import check_idle
 
 

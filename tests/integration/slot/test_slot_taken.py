@@ -12,9 +12,8 @@ from waldelta.pipeline import RunResult, StageResult
 from waldelta.postgres import connect
 from waldelta.postgres.connection import connect_arrow, connect_walsender
 from waldelta.postgres.server_position import read_position
-from waldelta.slot import open_gaps
 from waldelta.slot.acknowledge import check_landed, confirmed_lsn, consume, move_idle_slot
-from waldelta.slot.gaps import gaps_recorded
+from waldelta.slot.gaps import gaps_recorded, open_gaps
 from waldelta.slot.recovery import check_unmoved, slot_move
 from waldelta.spark import InProcess
 from waldelta.stages.land import idle_check as idle

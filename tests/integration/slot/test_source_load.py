@@ -6,8 +6,8 @@ import pytest
 from tests.support.pipelines import bare_job, bare_slot, pipeline_file
 from waldelta.pipeline.source import SlotMeter, xmin_age
 from waldelta.postgres.server_position import read_position
-from waldelta.slot import read_slot
 from waldelta.slot.read.peek import call
+from waldelta.slot.slot import read_slot
 from waldelta.snapshot import SnapshotHolder
 
 

@@ -22,8 +22,7 @@ from waldelta.config.pipeline_file import SlotLimits
 from waldelta.lake.changelog import Snapshot
 from waldelta.lake.ledger import SlotMove
 from waldelta.lsn import Lsn
-from waldelta.slot import slot_warnings
-from waldelta.slot.health import forecast, wal_rate
+from waldelta.slot.health import forecast, slot_warnings, wal_rate
 
 NOW = datetime(2026, 11, 1, 3, tzinfo=UTC)
 GB = 1 << 30

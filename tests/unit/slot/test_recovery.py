@@ -16,8 +16,7 @@ from waldelta.lake.changelog import BatchNumbers, ChangeLog
 from waldelta.lake.ledger import SlotMove
 from waldelta.lsn import Lsn
 from waldelta.pgoutput.envelope import Envelope
-from waldelta.slot.read import ReadRequest
-from waldelta.slot.read.peek import LANDING_SCHEMA, _landing_batch
+from waldelta.slot.read.peek import LANDING_SCHEMA, ReadRequest, _landing_batch
 from waldelta.slot.recovery import MOVING, landed_behind, written_down
 
 ONE, BOTH = (ReadRequest(names, messages=False, origin="any") for names in (("p",), ("p", "q")))

@@ -38,9 +38,9 @@ from waldelta.pipeline.job import identity_of
 from waldelta.postgres.server_position import ServerPosition
 from waldelta.postgres.walsender import alter_failover_command, parse_timeline_ends
 from waldelta.server_errors.sqlstate import ServerError
-from waldelta.slot import check_ours, recover
-from waldelta.slot.read import peek_error
-from waldelta.slot.slot import check_health
+from waldelta.slot.read.peek import peek_error
+from waldelta.slot.recovery import recover
+from waldelta.slot.slot import check_health, check_ours
 from waldelta.slot.standby import (
     Promotion,
     _check_follows,

@@ -42,15 +42,20 @@ from waldelta.pipeline.targets import record_unreadable
 from waldelta.pipeline.targets.unreadable_messages import skipped_messages
 from waldelta.postgres import ServerPosition
 from waldelta.quantities import counted
-from waldelta.slot import recover, slot_position
 from waldelta.slot.acknowledge import consume, move_idle_slot
-from waldelta.slot.read import ReadRequest
 from waldelta.slot.read.decode_failure import Reading
-from waldelta.slot.read.peek import LANDING_SCHEMA, PeekBound, PeekTimes, most_messages, peek
+from waldelta.slot.read.peek import (
+    LANDING_SCHEMA,
+    PeekBound,
+    PeekTimes,
+    ReadRequest,
+    most_messages,
+    peek,
+)
 from waldelta.slot.read.read_window import ReadWindows
-from waldelta.slot.recovery import check_unmoved, slot_move
+from waldelta.slot.recovery import check_unmoved, recover, slot_move
 from waldelta.slot.slot import check_received
-from waldelta.slot.standby import check_followed
+from waldelta.slot.standby import check_followed, slot_position
 from waldelta.spark import Runner
 from waldelta.spark.runner import Answer, Task
 from waldelta.spark.runner import error_text as task_error

@@ -47,15 +47,13 @@ from waldelta.pipeline.targets.lifecycle import copied_by_runs, never_copied, st
 from waldelta.postgres import LockedTables, ServerPosition, limited, read_around, read_oldest_xid
 from waldelta.postgres.publication_checks import find_unpublished, refused_statements
 from waldelta.server_errors.sqlstate import ServerError
-from waldelta.slot import check_system, recover, slot_position, slot_warnings, standby_warnings
 from waldelta.slot.acknowledge import first_message, move_idle_slot
 from waldelta.slot.gaps import gaps_recorded
-from waldelta.slot.health import critical, log_warnings
-from waldelta.slot.read import ReadRequest, peek_error
+from waldelta.slot.health import critical, log_warnings, slot_warnings
 from waldelta.slot.read.decode_failure import Reading
-from waldelta.slot.read.peek import PeekBound, end_old_backends, whole
-from waldelta.slot.recovery import Recovered, check_unmoved, slot_move
-from waldelta.slot.standby import check_slot
+from waldelta.slot.read.peek import PeekBound, ReadRequest, end_old_backends, peek_error, whole
+from waldelta.slot.recovery import Recovered, check_unmoved, recover, slot_move
+from waldelta.slot.standby import check_slot, check_system, slot_position, standby_warnings
 from waldelta.stages.setup.new_tables import adopt_or_report
 
 log = logging.getLogger(__name__)

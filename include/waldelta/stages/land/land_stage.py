@@ -16,12 +16,17 @@ from waldelta.lsn import Lsn
 from waldelta.pipeline import AdvisoryLock, Job, RunResult, StageResult, slot_lock
 from waldelta.postgres import read_oldest_xid
 from waldelta.quantities import counted
-from waldelta.slot import check_system, slot_position, slot_warnings, standby_warnings
 from waldelta.slot.gaps import gaps_recorded
-from waldelta.slot.health import critical, log_warnings, reading
+from waldelta.slot.health import critical, log_warnings, reading, slot_warnings
 from waldelta.slot.read.peek import end_old_backends
 from waldelta.slot.recovery import never_compared
-from waldelta.slot.standby import check_slot, committed_upto
+from waldelta.slot.standby import (
+    check_slot,
+    check_system,
+    committed_upto,
+    slot_position,
+    standby_warnings,
+)
 from waldelta.spark import Runner
 from waldelta.stages.setup.new_tables import adopt_or_report
 

@@ -49,11 +49,18 @@ from waldelta.postgres.publication_membership import (
     to_texts,
 )
 from waldelta.quantities import first_of, size
-from waldelta.slot import PLUGIN, SlotState, check_ours, read_slot, slot_position
 from waldelta.slot.acknowledge import kept_copy, named_use
 from waldelta.slot.read.peek import call, whole
-from waldelta.slot.slot import CREATE_TIMEOUT_S, create_slot, drop_slot
-from waldelta.slot.standby import snapshots_logged, wait_replayed
+from waldelta.slot.slot import (
+    CREATE_TIMEOUT_S,
+    PLUGIN,
+    SlotState,
+    check_ours,
+    create_slot,
+    drop_slot,
+    read_slot,
+)
+from waldelta.slot.standby import slot_position, snapshots_logged, wait_replayed
 from waldelta.stages.setup.facts.publications import PublicationState
 from waldelta.stages.setup.facts.source_facts import Facts
 

@@ -16,10 +16,11 @@ from waldelta.lake import check_writable
 from waldelta.lake.ledger import Gap
 from waldelta.pipeline import Job, slot_lock
 from waldelta.postgres import Connection, read_position
-from waldelta.slot import check_ours, check_system, open_gaps, read_slot, recover, slot_position
-from waldelta.slot.gaps import BREAKS, describe, record_gap
+from waldelta.slot.gaps import BREAKS, describe, open_gaps, record_gap
 from waldelta.slot.read.peek import end_old_backends
-from waldelta.slot.slot import check_health
+from waldelta.slot.recovery import recover
+from waldelta.slot.slot import check_health, check_ours, read_slot
+from waldelta.slot.standby import check_system, slot_position
 from waldelta.stages.setup._slot_setup import beyond, incarnation_events, was_created_by_pipeline
 from waldelta.stages.setup.setup import carry_out
 

@@ -32,8 +32,9 @@ from waldelta.pipeline.targets import read_lifecycles, read_published, record_re
 from waldelta.postgres import EXCLUSIVE_MODES, Connection, allow_views, limited, lock_holders
 from waldelta.postgres.walsender import alter_failover, alter_failover_command
 from waldelta.row_filter.runtime_errors import refused_patterns
-from waldelta.slot import PLUGIN, read_slot, remaining_on_primary
 from waldelta.slot.read.peek import end_old_backends
+from waldelta.slot.slot import PLUGIN, read_slot
+from waldelta.slot.standby import remaining_on_primary
 from waldelta.stages.setup._slot_setup import (
     beyond,
     check_same_server,

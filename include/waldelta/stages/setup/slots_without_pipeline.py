@@ -13,9 +13,8 @@ from waldelta.errors import ConfigError, PrivilegeMissing
 from waldelta.pipeline.advisory_locks import advisory_lock, slot_lock_name
 from waldelta.postgres import Connection
 from waldelta.quantities import size
-from waldelta.slot import PLUGIN, SlotState, read_slot
 from waldelta.slot.acknowledge import name_of_kept
-from waldelta.slot.slot import drop_slot
+from waldelta.slot.slot import PLUGIN, SlotState, drop_slot, read_slot
 from waldelta.stages.setup.facts.publications import Mark, PublicationState, plan_drop, read_marked
 from waldelta.stages.setup.setup import run_statements
 

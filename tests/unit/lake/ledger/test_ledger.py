@@ -48,8 +48,7 @@ from waldelta.lake.ledger.records import (
     schema_of,
 )
 from waldelta.lake.ledger.table import read_sorted
-from waldelta.slot import open_gaps
-from waldelta.slot.gaps import CLOSED, OPEN
+from waldelta.slot.gaps import CLOSED, OPEN, open_gaps
 
 DAY = timedelta(days=1)
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

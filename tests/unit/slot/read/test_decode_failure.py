@@ -4,8 +4,8 @@ import pytest
 
 from waldelta.lsn import Lsn
 from waldelta.server_errors.sqlstate import ServerError
-from waldelta.slot.read import peek_error
 from waldelta.slot.read.decode_failure import Answer, Refusal, last_readable
+from waldelta.slot.read.peek import peek_error
 
 CONTEXT = 'slot "s", output plugin "pgoutput", in the change callback, associated LSN 16/B374D848'
 AT = Lsn.parse("16/B374D848")

@@ -17,9 +17,9 @@ from waldelta.pipeline import Job, RunResult
 from waldelta.pipeline.lag import Lag
 from waldelta.pipeline.targets import Watermarks
 from waldelta.postgres import LOCK_TIMEOUT_S, Connection, read_around
-from waldelta.slot import slot_position
 from waldelta.slot.acknowledge import confirmed_lsn
 from waldelta.slot.health import oldest_unapplied, oldest_unread
+from waldelta.slot.standby import slot_position
 from waldelta.stages.check.constraints.constraints import (
     ForeignKey,
     read_check_constraints,

@@ -28,7 +28,7 @@ from waldelta.postgres import (
 )
 from waldelta.postgres.publication_checks import MatchedTable, matched_tables
 from waldelta.row_filter.runtime_errors import Pattern
-from waldelta.slot import SlotState
+from waldelta.slot.slot import SlotState
 from waldelta.stages.setup.facts.publications import PublicationState, PublicationTable
 
 TIMEOUTS = {

@@ -38,8 +38,8 @@ from waldelta.pipeline.report_folder import judge_docs
 from waldelta.postgres import Connection
 from waldelta.quantities import counted, first_of, size
 from waldelta.row_filter import parse_row_filter
-from waldelta.slot import SlotState, check_ours, remaining_on_primary, slot_position
-from waldelta.slot.slot import lost_slot
+from waldelta.slot.slot import SlotState, check_ours, lost_slot
+from waldelta.slot.standby import remaining_on_primary, slot_position
 from waldelta.stages.setup.facts.publications import (
     Mark,
     PublicationState,
