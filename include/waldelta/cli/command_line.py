@@ -334,7 +334,7 @@ def _teardown(pipeline: Pipeline, options: argparse.Namespace, output: Output) -
 
 
 def _spark_verb(pipeline: Pipeline, options: argparse.Namespace, output: Output) -> int:
-    from waldelta.pipeline.targets.table_names import check_names
+    from waldelta.pipeline.targets.lifecycle import check_names
     from waldelta.spark import open_runner
 
     job = pipeline.job(**run_options(options))

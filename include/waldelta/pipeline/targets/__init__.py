@@ -9,8 +9,8 @@ from waldelta.pipeline.targets.lifecycle import (
     record_removed,
     requiring,
     target_generations,
+    unknown_tables,
 )
-from waldelta.pipeline.targets.table_names import unknown_tables
 from waldelta.pipeline.targets.target_definition import (
     check_columns,
     merge_error,

@@ -7,6 +7,8 @@ Apply marks a table that only a new copy makes exact ``needs_sync``, and skips i
 other tables go on. The same run copies a small table. A sync that follows copies a large one: in
 Airflow, the run triggers the DAG of the initial sync. A copy that failed or was killed leaves the
 table marked, so that every run tries again, or asks for a sync, until a copy succeeds.
+
+The names of tables that an operator gives are checked here, too, before anything is started.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from difflib import get_close_matches
 from enum import StrEnum
 from functools import partial
 from typing import Any
@@ -25,7 +28,7 @@ import psycopg
 from waldelta.config import dag_id_of
 from waldelta.config.pipeline_file import SchemaPolicy
 from waldelta.error_catalog import ERRORS
-from waldelta.errors import LakeError, LateWriter, LockHeld, TableBusy
+from waldelta.errors import ConfigError, LakeError, LateWriter, LockHeld, TableBusy
 from waldelta.failpoints import fault_point
 from waldelta.lake.ledger import (
     COPYING,
@@ -41,7 +44,7 @@ from waldelta.pipeline.advisory_locks import target_lock
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.targets.target_sources import TargetSource, read_target_sources, read_targets
 from waldelta.pipeline.targets.watermarks import check_same_copy
-from waldelta.postgres import LOCK_TIMEOUT_S, read_around, read_bytes, read_locked_tables
+from waldelta.postgres import LOCK_TIMEOUT_S, TableId, read_around, read_bytes, read_locked_tables
 from waldelta.quantities import first_of
 
 log = logging.getLogger(__name__)
@@ -289,20 +292,43 @@ def target_generations(ledger: Ledger) -> dict[str, int]:
 
 
 def read_published(
-    connection: psycopg.Connection[tuple[object, ...]],
-    job: Job,
-    locked: Collection[int] | None = None,
+    connection: psycopg.Connection[tuple[object, ...]], job: Job
 ) -> dict[str, TargetSource]:
     """Returns each target's current source among the pipeline's publications, by the target's name.
 
-    ``locked``: see read_target_sources(). None: currently locked tables are read, so that this
-    waits for no session that keeps one locked.
+    It waits for no session that keeps a table locked.
     """
-    return read_target_sources(
-        connection,
-        job.pipeline,
-        read_locked_tables(connection).relations if locked is None else locked,
+    return read_target_sources(connection, job.pipeline, read_locked_tables(connection).relations)
+
+
+def check_names(job: Job, names: Iterable[str]) -> None:
+    """Raise ConfigError for a name that is neither published nor in the ledger.
+
+    Before the pipeline's first setup any name is accepted, because the job then says what is
+    missing.
+    """
+    with job.source.connect("tables") as connection:
+        table_names = set(read_published(connection, job)) | set(job.ledger.table_states())
+    if table_names and (
+        unknown := sorted({str(TableId.parse(name)) for name in names} - table_names)
+    ):
+        raise unknown_tables(unknown, table_names)
+
+
+def unknown_tables(unknown: Collection[str], table_names: Collection[str]) -> ConfigError:
+    """Returns the error of names that none of the known tables has.
+
+    >>> print(unknown_tables(["public.ordrs"], ["public.orders", "public.lines"]))
+    the pipeline has no table public.ordrs: did you mean public.orders?
+    """
+    names = sorted(table_names)
+    near = [match for name in unknown for match in get_close_matches(name, names, 1)]
+    hint = (
+        f"did you mean {', '.join(near)}?"
+        if near
+        else f"it has {first_of(names) or 'none yet: run setup'}"
     )
+    return ConfigError(f"the pipeline has no table {', '.join(sorted(unknown))}: {hint}")
 
 
 def read_lifecycles(job: Job, published: Mapping[str, TargetSource]) -> list[TableLifecycle]:

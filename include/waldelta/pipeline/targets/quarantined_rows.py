@@ -44,8 +44,7 @@ from waldelta.lake.ledger.check_records import VALUES_KNOWN, describe_unknown, r
 from waldelta.metadata_columns import LSN
 from waldelta.pipeline.advisory_locks import HeldLocks, target_lock
 from waldelta.pipeline.job import Job, SlotIdentity
-from waldelta.pipeline.targets.lifecycle import target_generations
-from waldelta.pipeline.targets.table_names import unknown_tables
+from waldelta.pipeline.targets.lifecycle import target_generations, unknown_tables
 from waldelta.pipeline.targets.unreadable_messages import decided, messages_to_acknowledge
 from waldelta.pipeline.targets.watermarks import Watermarks, check_same_copy
 
