@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from datetime import date, datetime
 from decimal import Decimal
+from functools import lru_cache
 from math import isfinite
 from typing import Any
 
@@ -59,6 +60,7 @@ def parquet(folder: str) -> str:
     return f"parquet.{quote(folder)}"
 
 
+@lru_cache(4096)
 def simple_type(type_name: str) -> str:
     """Returns a type as Spark's simpleString writes it, without a Spark query per column.
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import tenacity
 
@@ -22,9 +22,10 @@ from waldelta.server_errors import texts
 from waldelta.spark_sql import quote, string
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
+    from waldelta.lake.delta_log import Tag
     from waldelta.lake.delta_target import DeltaTarget, TargetVersion
 
 log = logging.getLogger(__name__)
@@ -97,6 +98,29 @@ def create_table(
         statement += f" tblproperties ({properties})"
     spark.conf.set(_ANY_PROPERTY, "true")
     spark.sql(statement)
+
+
+def write_frame(
+    target: DeltaTarget,
+    frame: DataFrame,
+    mode: Literal["append", "overwrite"],
+    tag: Tag | None = None,
+    options: Mapping[str, str] | None = None,
+    partition_by: Sequence[str] = (),
+) -> None:
+    """Write rows in one commit, with this identity; it isn't durable yet.
+
+    ``options`` are those of Delta's writer. Raises Spark's errors.
+    """
+    writer = frame.write.format("delta").mode(mode).options(**options or {})
+    writer = writer.partitionBy(*partition_by)
+    if tag is not None:
+        writer = (
+            writer.option("txnAppId", tag.app_id)
+            .option("txnVersion", tag.number)
+            .option("userMetadata", tag.metadata)
+        )
+    writer.save(target.uri)
 
 
 def map_columns(spark: SparkSession, target: DeltaTarget) -> None:

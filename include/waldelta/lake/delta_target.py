@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -250,28 +251,6 @@ class DeltaTarget:
             reader = reader.option("versionAsOf", version)
         return reader.load(self.uri)
 
-    def write(
-        self,
-        frame: DataFrame,
-        mode: Literal["append", "overwrite"],
-        tag: Tag | None = None,
-        options: Mapping[str, str] | None = None,
-        partition_by: Sequence[str] = (),
-    ) -> None:
-        """Have Spark write rows in one commit, with this identity; it isn't durable yet.
-
-        ``options`` are those of Delta's writer. Raises Spark's errors.
-        """
-        writer = frame.write.format("delta").mode(mode).options(**options or {})
-        writer = writer.partitionBy(*partition_by)
-        if tag is not None:
-            writer = (
-                writer.option("txnAppId", tag.app_id)
-                .option("txnVersion", tag.number)
-                .option("userMetadata", tag.metadata)
-            )
-        writer.save(self.uri)
-
 
 @dataclass(slots=True)
 class TargetVersion:
@@ -283,6 +262,8 @@ class TargetVersion:
     place: DeltaTarget
     table: DeltaTable
     is_kept: bool = True
+    # By name: a version, and what was read of it.
+    _values: dict[str, tuple[int, Any]] = field(default_factory=dict, repr=False, compare=False)
 
     def __del__(self) -> None:
         """Leave the table to the next caller that opens it, unless it is an old version."""
@@ -351,7 +332,7 @@ class TargetVersion:
     @property
     def files(self) -> pa.Table:
         """The log's entries of the files, one row for each file."""
-        return pa.table(self.table.get_add_actions(flatten=True))
+        return self._once("files", lambda: pa.table(self.table.get_add_actions(flatten=True)))
 
     @property
     def held_files(self) -> list[HeldFile]:
@@ -424,7 +405,16 @@ class TargetVersion:
         """
         if self.maps_columns:
             raise TableError(f"{self.place.uri} maps column names")
-        return self.table.to_pyarrow_dataset(parquet_read_options=INT96_AS_MICROSECONDS)
+        read = partial(self.table.to_pyarrow_dataset, parquet_read_options=INT96_AS_MICROSECONDS)
+        return self._once("dataset", read)
+
+    def _once(self, name: str, read: Callable[[], T]) -> T:
+        """Unlike read_once(), this keeps what is large only as long as this object lives."""
+        version, value = self._values.get(name, (-1, None))
+        if version != self.version:
+            self._values[name] = self.version, (value := read())
+        result: T = value
+        return result
 
     def read_column(self, name: str) -> Iterator[pa.Array]:
         """Yields the values of a column, a batch at a time, whatever features the table has."""

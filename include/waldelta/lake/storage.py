@@ -238,7 +238,9 @@ def entry_identity(uri: str, version: int) -> tuple[int, int] | None:
     """
     folder = local_path(uri)
     try:
-        return None if folder is None else _identity(_entry(folder, version).stat())
+        # A run asks thousands of times, and a Path takes longer to build than this.
+        entry = f"{folder}/{entry_path(version)}"
+        return None if folder is None else _identity(os.stat(entry))  # noqa: PTH116
     except OSError:
         return None
 
@@ -624,6 +626,7 @@ def _fsync_if_there(path: Path) -> None:
         _fsync(path)
 
 
+@lru_cache(4096)
 def encode_segment(name: str) -> str:
     """Returns a name as one path segment: every byte that isn't plainly safe becomes ``~XX``.
 

@@ -54,6 +54,7 @@ from waldelta.lake.delta_statements import (
     needs_mapping,
     schema_option,
     set_properties,
+    write_frame,
 )
 from waldelta.lake.layout import PLAIN, ROWS_PER_FILE, TableOptions, statistics_within
 from waldelta.lake.ledger import TableState, now
@@ -227,7 +228,7 @@ def replace_target(
         if table is not None:
             statistics = statistics_within(table.properties, frame.columns, partition_by)
             set_properties(runner.spark, table, statistics)
-        target.write(frame, "overwrite", tag, options, partition_by)
+        write_frame(target, frame, "overwrite", tag, options, partition_by)
     if (commit := find_commit(runner.spark(), target, tag.metadata)) is None:
         # Delta silently skips a repeated txnVersion.
         raise LateWriter(

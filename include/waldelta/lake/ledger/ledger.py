@@ -290,10 +290,12 @@ class Ledger:
     def table_rows(self, table_name: str | None = None) -> list[TableState]:
         """Returns all states of all targets, or of one, oldest first."""
         table = self.table(TableState)
-        # A copy adds a state and reads again: other targets' rows needn't become objects.
         if table_name is None:
             rows = table.read_all()
+        elif (states := table.rows_in_memory()) is not None:
+            rows = [row for row in states if row.table_name == table_name]
         else:
+            # A copy adds a state and reads again: other targets' rows needn't become objects.
             where = pc.field("table_name") == table_name
             result = table.place.read_once(f"of {table_name}", lambda _: table.read(where))
             rows = [] if result is None else list(result[1])

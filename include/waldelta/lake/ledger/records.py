@@ -102,6 +102,8 @@ def values_of(row: Any) -> dict[str, Any]:
 
 
 def _plain_value(value: Any) -> Any:
+    if value is None or type(value) in _ARROW_TYPES:  # Most values of a long result are.
+        return value
     if is_dataclass(value):
         return values_of(value)
     if isinstance(value, list | tuple):

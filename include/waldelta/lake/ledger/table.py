@@ -77,6 +77,8 @@ _SMALL_ROWS = 2_000
 _MOST_CACHED = 512
 # The name under which all rows of a small table are kept for its version.
 _FEW = "rows"
+# The same as objects.
+_OBJECTS = "objects"
 # An object store answers a request for a part of a file no sooner than one for all of it.
 _ONE_REQUEST_BYTES = 32 << 10
 # File statistics have timestamps in milliseconds, rounded down.
@@ -222,8 +224,15 @@ class LedgerTable(Generic[R]):
             rows = table.read_once(_FEW, lambda: _read_few(table))
             return None if rows is None else rows_of(self._kind, rows)
 
-        _, rows = self.place.read_once("objects", read) or (-1, [])
+        _, rows = self.place.read_once(_OBJECTS, read) or (-1, [])
         return self.read() if rows is None else list(rows)
+
+    def rows_in_memory(self) -> Sequence[R] | None:
+        """Returns what read_all() keeps in memory; None where it keeps nothing, or rows were
+        added.
+        """
+        _, rows = self.place.lake.cache.unchanged(self.place.lake, self.uri, _OBJECTS) or (-1, None)
+        return rows
 
     def version(self) -> int:
         """Returns the table's Delta version; -1 when there is no table."""

@@ -45,7 +45,7 @@ from waldelta.lake import (
     staging_folder,
     why_not_writable,
 )
-from waldelta.lake.delta_statements import needs_mapping
+from waldelta.lake.delta_statements import needs_mapping, write_frame
 from waldelta.lake.layout import MOST_COLUMNS, ROWS_PER_FILE, divides, layout_properties
 from waldelta.lake.ledger import SYNCED, TableState
 from waldelta.pipeline import Job
@@ -216,7 +216,7 @@ def _probe_spark(spark: SparkSession, probe: DeltaTarget) -> None:
     """Let Spark append to the table, and delta-rs read what it wrote."""
     root = probe.lake.root
     with raised_as(lambda err: PreflightFailed([f"{root}: {_SPARK}: {without_values(err)}"])):
-        probe.write(spark.createDataFrame([("Spark",)], "writer string"), "append")
+        write_frame(probe, spark.createDataFrame([("Spark",)], "writer string"), "append")
     with named_write_errors(root):
         written = probe.open().dataset().to_table()["writer"].to_pylist()
     if sorted(written) != ["Spark", "waldelta"]:
