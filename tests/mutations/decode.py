@@ -85,7 +85,7 @@ MUTATIONS = (
     ),
     Mutation(
         "changes/decode/decode.py",
-        "unchanged = (rows.op == UPDATE) & (i in plan.shape.stopped)",
+        "unchanged = (rows.op == UPDATE) & (i in plan.numbering.stopped)",
         "unchanged = (rows.op == UPDATE) & False",
         "NULL replaces the last value of a dropped column that stays by decision.",
         ("integration/apply/test_consent.py",),

@@ -4,9 +4,9 @@ import random
 
 import pyarrow as pa
 
-from waldelta.changes.decode.collapse import EventShape, event_schema
+from waldelta.changes.decode.collapse import ColumnNumbering, event_schema
 
-SHAPE = EventShape(column_count=3, key=(0,), toastable=(2,))
+NUMBERING = ColumnNumbering(column_count=3, key=(0,), toastable=(2,))
 TYPES = [pa.int64(), pa.string(), pa.string()]
 
 
@@ -25,7 +25,7 @@ def events_table(events) -> pa.Table:
         }
         for place, (op, old, new, value, toast) in enumerate(events)
     ]
-    return pa.Table.from_pylist(rows, schema=event_schema(SHAPE, TYPES))
+    return pa.Table.from_pylist(rows, schema=event_schema(NUMBERING, TYPES))
 
 
 def apply_one_by_one(target: dict, events) -> dict:

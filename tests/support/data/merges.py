@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
 
-from tests.support.data.events import SHAPE, events_table
-from waldelta.changes.decode.collapse import EventShape, collapse
+from tests.support.data.events import NUMBERING, events_table
+from waldelta.changes.decode.collapse import ColumnNumbering, collapse
 from waldelta.changes.merge.file_merge import NetChanges, merge_files
 from waldelta.changes.merge.statements import CommitTag
 from waldelta.changes.stage.stage import Staged
@@ -46,13 +46,13 @@ def rows(*held) -> pa.Table:
 
 
 def net_of(events, raw=None) -> pa.Table:
-    net = collapse(events_table(events), SHAPE)
+    net = collapse(events_table(events), NUMBERING)
     return net.append_column(pa.field("raw", RAW_TYPE), pa.array([raw] * len(net), RAW_TYPE))
 
 
-def plan(*, truncated=False, leaves=(), shape: EventShape = SHAPE):
+def plan(*, truncated=False, leaves=(), numbering: ColumnNumbering = NUMBERING):
     state = TableState(None, "r", "s.t", 1, "synced")
-    decode = SimpleNamespace(shape=shape, names=NAMES, gathers=bool(leaves))
+    decode = SimpleNamespace(numbering=numbering, names=NAMES, gathers=bool(leaves))
     return SimpleNamespace(
         truncated=truncated,
         is_truncated=truncated and not leaves,

@@ -6,7 +6,7 @@ import pyarrow.compute as pc
 from deltalake import write_deltalake
 
 from tests.support import pgoutput_encoder as enc
-from waldelta.changes.decode.collapse import EventShape
+from waldelta.changes.decode.collapse import ColumnNumbering
 from waldelta.changes.decode.decode import CHANGE_COLUMNS, DecodePlan, decode
 from waldelta.changes.decode.relation_versions import read_versions
 from waldelta.lake import Lake
@@ -99,8 +99,8 @@ def plan_of(log, after=0, names=("id", "v")):
         for v in versions
     )
     return DecodePlan(
-        EventShape(2, (0,)), names, tuple(types), versions, positions, (None, None), Snapshot(0, 0),
-        stream.segments, wire_names=("", ""),
+        ColumnNumbering(2, (0,)), names, tuple(types), versions, positions, (None, None),
+        Snapshot(0, 0), stream.segments, wire_names=("", ""),
     )  # fmt: skip
 
 

@@ -65,7 +65,7 @@ class Root(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class EventShape:
+class ColumnNumbering:
     """How columns of decoded events are numbered: ``c<i>`` new values, ``o<k>`` old identity,
     ``u<i>`` unchanged.
 
@@ -118,7 +118,7 @@ class EventShape:
 
 
 def collapse(
-    events: pa.Table, shape: EventShape, *, base_is_empty: bool | Bools = False
+    events: pa.Table, numbering: ColumnNumbering, *, base_is_empty: bool | Bools = False
 ) -> pa.Table:
     """Collapse events into net changes.
 
@@ -135,15 +135,15 @@ def collapse(
     """
     if not isinstance(base_is_empty, bool):
         base_is_empty = base_is_empty[in_order_of(events)]
-    events = in_order(events, shape)
+    events = in_order(events, numbering)
     op = events["op"].to_numpy().astype(np.int64)
-    if not shape.key and (op == INSERT).all():
-        return _rows(events, shape, ACTION_INSERT, None, np.arange(len(op)))
-    old, new = identity_codes(events, shape)
+    if not numbering.key and (op == INSERT).all():
+        return _rows(events, numbering, ACTION_INSERT, None, np.arange(len(op)))
+    old, new = identity_codes(events, numbering)
     source, destination = np.where(op == INSERT, -1, old), np.where(op == DELETE, -1, new)
-    if not shape.key:
-        return _collapse_keyless(events, shape, op, source, destination, base_is_empty)
-    return _net_changes(events, shape, Chains(op, source, destination, base_is_empty))
+    if not numbering.key:
+        return _collapse_keyless(events, numbering, op, source, destination, base_is_empty)
+    return _net_changes(events, numbering, Chains(op, source, destination, base_is_empty))
 
 
 class Chains:
@@ -224,7 +224,7 @@ class Chains:
         return np.sort(events[self.origin[events] != Root.MISSING])
 
 
-def _net_changes(events: pa.Table, shape: EventShape, chains: Chains) -> pa.Table:
+def _net_changes(events: pa.Table, numbering: ColumnNumbering, chains: Chains) -> pa.Table:
     live = chains.live()
     from_base = chains.origin[live] == Root.BASE
     updates, fresh = live[from_base], live[~from_base]
@@ -239,27 +239,27 @@ def _net_changes(events: pa.Table, shape: EventShape, chains: Chains) -> pa.Tabl
     skips = np.flatnonzero(chains.origin == Root.MISSING)
     parts = [
         remaining_rows(
-            events, shape, chains, ACTION_UPDATE, updates, base=(chains.root[updates], "old")
+            events, numbering, chains, ACTION_UPDATE, updates, base=(chains.root[updates], "old")
         ),
         remaining_rows(
             events,
-            shape,
+            numbering,
             chains,
             ACTION_UPSERT,
             fresh[~is_kept_key],
             base=(fresh[~is_kept_key], "new"),
         ),
-        remaining_rows(events, shape, chains, ACTION_INSERT, fresh[is_kept_key], base=None),
-        keys_only(events, shape, ACTION_DELETE, deletes, "old"),
-        keys_only(events, shape, ACTION_PURGE, purges, "new"),
-        keys_only(events, shape, ACTION_SKIP, skips, None),
+        remaining_rows(events, numbering, chains, ACTION_INSERT, fresh[is_kept_key], base=None),
+        keys_only(events, numbering, ACTION_DELETE, deletes, "old"),
+        keys_only(events, numbering, ACTION_PURGE, purges, "new"),
+        keys_only(events, numbering, ACTION_SKIP, skips, None),
     ]
     return pa.concat_tables(part for part in parts if part is not None)
 
 
 def remaining_rows(
     events: pa.Table,
-    shape: EventShape,
+    numbering: ColumnNumbering,
     chains: Chains,
     action: str,
     places: Ints,
@@ -273,13 +273,13 @@ def remaining_rows(
     their keys ("old" or "new") is the key under which the target has the row so far.
     """
     columns: dict[str, pa.ChunkedArray | pa.Array] = {"action": pa.repeat(action, len(places))}
-    columns |= _base_columns(events, shape, base, len(places))
+    columns |= _base_columns(events, numbering, base, len(places))
     resolved: dict[int, tuple[Ints, Bools]] = {
-        i: newest_known(events[f"u{i}"], chains, places) for i in shape.toastable
+        i: newest_known(events[f"u{i}"], chains, places) for i in numbering.toastable
     }
-    for i, name in enumerate(shape.values):
+    for i, name in enumerate(numbering.values):
         columns[name] = events[name].take(resolved[i][0] if i in resolved else places)
-    for i in shape.toastable:
+    for i in numbering.toastable:
         columns[f"u{i}"] = pa.array(resolved[i][1])
     for name in ("lsn", "commit_ts"):
         columns[name] = events[name].take(places)
@@ -299,7 +299,7 @@ def newest_known(unchanged: pa.ChunkedArray, chains: Chains, places: Ints) -> tu
 
 
 def keys_only(
-    events: pa.Table, shape: EventShape, action: str, places: Ints, which: str | None
+    events: pa.Table, numbering: ColumnNumbering, action: str, places: Ints, which: str | None
 ) -> pa.Table | None:
     """Returns net changes without values, at the old or new keys of these events; None without
     events.
@@ -307,10 +307,12 @@ def keys_only(
     if not len(places):
         return None
     columns: dict[str, pa.ChunkedArray | pa.Array] = {"action": pa.repeat(action, len(places))}
-    columns |= _base_columns(events, shape, None if which is None else (places, which), len(places))
-    for name in shape.values:
+    columns |= _base_columns(
+        events, numbering, None if which is None else (places, which), len(places)
+    )
+    for name in numbering.values:
         columns[name] = pa.nulls(len(places), events.schema.field(name).type)
-    for name in shape.flags:
+    for name in numbering.flags:
         columns[name] = pa.array(np.zeros(len(places), bool))
     for name in ("lsn", "commit_ts"):
         columns[name] = events[name].take(places)
@@ -318,16 +320,16 @@ def keys_only(
 
 
 def _base_columns(
-    events: pa.Table, shape: EventShape, base: tuple[Ints, str] | None, count: int
+    events: pa.Table, numbering: ColumnNumbering, base: tuple[Ints, str] | None, count: int
 ) -> dict[str, pa.ChunkedArray | pa.Array]:
     if base is None:
         return {
             b: pa.nulls(count, events.schema.field(o).type)
-            for b, o in zip(shape.bases, shape.old_keys, strict=True)
+            for b, o in zip(numbering.bases, numbering.old_keys, strict=True)
         }
     places, which = base
-    names = shape.old_keys if which == "old" else [f"c{i}" for i in shape.key]
-    return {b: events[name].take(places) for b, name in zip(shape.bases, names, strict=True)}
+    names = numbering.old_keys if which == "old" else [f"c{i}" for i in numbering.key]
+    return {b: events[name].take(places) for b, name in zip(numbering.bases, names, strict=True)}
 
 
 def follow(jump: Ints) -> Ints:
@@ -339,10 +341,10 @@ def follow(jump: Ints) -> Ints:
         jump = further
 
 
-def in_order(events: pa.Table, shape: EventShape) -> pa.Table:
+def in_order(events: pa.Table, numbering: ColumnNumbering) -> pa.Table:
     """Returns the events in stream order; columns of more than _MOST_BYTES get wide offsets."""
-    twins = {f"c{i}": f"o{k}" for k, i in enumerate(shape.identity)}
-    for name in shape.values:
+    twins = {f"c{i}": f"o{k}" for k, i in enumerate(numbering.identity)}
+    for name in numbering.values:
         names = [name, twins[name]] if name in twins else [name]
         if sum(events[n].nbytes for n in names) > _MOST_BYTES:
             for n in names:
@@ -359,11 +361,11 @@ def in_order_of(events: pa.Table) -> Ints:
     return np.argsort(events["ord"].to_numpy(), kind="stable")
 
 
-def identity_codes(events: pa.Table, shape: EventShape) -> tuple[Ints, Ints]:
+def identity_codes(events: pa.Table, numbering: ColumnNumbering) -> tuple[Ints, Ints]:
     """Returns integers that are equal where the identities of old and new rows are equal."""
     return codes_of_both(
-        [events[f"o{k}"] for k in range(len(shape.identity))],
-        [events[f"c{i}"] for i in shape.identity],
+        [events[f"o{k}"] for k in range(len(numbering.identity))],
+        [events[f"c{i}"] for i in numbering.identity],
     )
 
 
@@ -412,28 +414,31 @@ def _codes(values: pa.ChunkedArray) -> tuple[Ints, int]:
     return indices, len(encoded.dictionary) + 1
 
 
-def event_schema(shape: EventShape, column_types: Sequence[pa.DataType]) -> pa.Schema:
+def event_schema(numbering: ColumnNumbering, column_types: Sequence[pa.DataType]) -> pa.Schema:
     """Returns the Arrow schema of events."""
     fields = [("ord", pa.int64()), ("op", pa.int32())]
     fields += [
-        (name, column_types[i]) for name, i in zip(shape.old_keys, shape.identity, strict=True)
+        (name, column_types[i])
+        for name, i in zip(numbering.old_keys, numbering.identity, strict=True)
     ]
-    return pa.schema([*fields, *_common(shape, column_types)])
+    return pa.schema([*fields, *_common(numbering, column_types)])
 
 
-def net_schema(shape: EventShape, column_types: Sequence[pa.DataType]) -> pa.Schema:
+def net_schema(numbering: ColumnNumbering, column_types: Sequence[pa.DataType]) -> pa.Schema:
     """Returns the Arrow schema of net changes."""
     fields = [("action", pa.string())]
-    fields += [(name, column_types[i]) for name, i in zip(shape.bases, shape.identity, strict=True)]
-    return pa.schema([*fields, *_common(shape, column_types)])
+    fields += [
+        (name, column_types[i]) for name, i in zip(numbering.bases, numbering.identity, strict=True)
+    ]
+    return pa.schema([*fields, *_common(numbering, column_types)])
 
 
 def _common(
-    shape: EventShape, column_types: Sequence[pa.DataType]
+    numbering: ColumnNumbering, column_types: Sequence[pa.DataType]
 ) -> list[tuple[str, pa.DataType]]:
     return [
-        *zip(shape.values, column_types, strict=True),
-        *((name, pa.bool_()) for name in shape.flags),
+        *zip(numbering.values, column_types, strict=True),
+        *((name, pa.bool_()) for name in numbering.flags),
         ("lsn", pa.int64()),
         ("commit_ts", pa.timestamp("us", tz="UTC")),
     ]
@@ -444,7 +449,7 @@ PLACE = "place"
 
 def _collapse_keyless(
     events: pa.Table,
-    shape: EventShape,
+    numbering: ColumnNumbering,
     op: Ints,
     source: Ints,
     destination: Ints,
@@ -460,10 +465,10 @@ def _collapse_keyless(
     skips = np.flatnonzero(origin == Root.MISSING)
     return pa.concat_tables(
         [
-            _rows(events, shape, ACTION_INSERT, None, inserts),
-            _rows(events, shape, ACTION_UPDATE, root[updates], updates),
-            _rows(events, shape, ACTION_DELETE, deletes, None),
-            _rows(events, shape, ACTION_SKIP, skips, None),
+            _rows(events, numbering, ACTION_INSERT, None, inserts),
+            _rows(events, numbering, ACTION_UPDATE, root[updates], updates),
+            _rows(events, numbering, ACTION_DELETE, deletes, None),
+            _rows(events, numbering, ACTION_SKIP, skips, None),
         ]
     )
 
@@ -518,7 +523,7 @@ def _levels(row: Ints, is_opening: Bools) -> Ints:
 
 
 def _rows(
-    events: pa.Table, shape: EventShape, action: str, base: Ints | None, final: Ints | None
+    events: pa.Table, numbering: ColumnNumbering, action: str, base: Ints | None, final: Ints | None
 ) -> pa.Table:
     """Returns net changes from the old rows of the ``base`` events to the new rows of the ``final``
     ones.
@@ -526,15 +531,15 @@ def _rows(
     ends = [places for places in (base, final) if places is not None]
     columns: dict[str, pa.ChunkedArray | pa.Array] = {"action": pa.repeat(action, len(ends[0]))}
     for names, names_of_events, places in (
-        (shape.bases, shape.old_keys, base),
-        (shape.values, shape.values, final),
+        (numbering.bases, numbering.old_keys, base),
+        (numbering.values, numbering.values, final),
     ):
         for name, source in zip(names, names_of_events, strict=True):
             kind = events.schema.field(source).type
             columns[name] = (
                 pa.nulls(len(ends[0]), kind) if places is None else events[source].take(places)
             )
-    for name in shape.flags:
+    for name in numbering.flags:
         columns[name] = pa.array(np.zeros(len(ends[0]), bool))
     for name in ("lsn", "commit_ts"):
         columns[name] = events[name].take(ends[-1])

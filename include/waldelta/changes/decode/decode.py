@@ -24,7 +24,7 @@ from waldelta.changes.decode.collapse import (
     INSERT,
     PLACE,
     UPDATE,
-    EventShape,
+    ColumnNumbering,
     collapse,
     event_schema,
     net_schema,
@@ -68,7 +68,7 @@ CHANGE_COLUMNS = (
 class DecodePlan:
     """All that a task needs to decode one target's messages."""
 
-    shape: EventShape
+    numbering: ColumnNumbering
     names: tuple[str, ...]
     types: tuple[TargetType, ...]
     versions: tuple[RelationVersion, ...]
@@ -107,7 +107,7 @@ class DecodePlan:
     @property
     def event_schema(self) -> pa.Schema:
         """The Arrow schema of events: every value as text."""
-        schema = event_schema(self.shape, [pa.binary()] * len(self.names))
+        schema = event_schema(self.numbering, [pa.binary()] * len(self.names))
         if self.unfolding is None or not self.unfolding.fold.has_changes:
             return schema
         return schema.append(pa.field(STATE_XID, pa.int64()))
@@ -135,12 +135,12 @@ class DecodePlan:
         ``raw`` has the texts of values that the types of the columns ``c<i>`` (new values) can't
         hold, and ``base_raw`` those of the old key columns ``b<k>``.
         """
-        fields = list(net_schema(self.shape, [kind.arrow for kind in self.types]))
+        fields = list(net_schema(self.numbering, [kind.arrow for kind in self.types]))
         if self.unfolding is not None:
-            key_types = [self.types[i].arrow for i in self.shape.identity]
-            fields += row_version_fields(self.shape, key_types, self.unfolding.fold)
+            key_types = [self.types[i].arrow for i in self.numbering.identity]
+            fields += row_version_fields(self.numbering, key_types, self.unfolding.fold)
             return pa.schema([*fields, pa.field("raw", RAW_TYPE)])
-        if not self.shape.key:
+        if not self.numbering.key:
             fields += [pa.field(PLACE, pa.int64()), pa.field("base_raw", RAW_TYPE)]
         return pa.schema([*fields, pa.field("raw", RAW_TYPE)])
 
@@ -248,22 +248,22 @@ def _decode_version(
     *,
     streamed: bool,
 ) -> pa.Table:
-    positions, identity = described.positions, plan.shape.identity
+    positions, identity = described.positions, plan.numbering.identity
     rows = _read_rows(changes, described, plan, streamed=streamed)
     columns: dict[str, pa.Array] = {
         "ord": pa.array(place),
         "op": pa.array(rows.op.astype(np.int32)),
     }
-    if not plan.shape.key:
+    if not plan.numbering.key:
         _check_whole_rows(rows)
     for k, i in enumerate(identity):
         columns[f"o{k}"] = _identity_value(rows, plan, described, i, _old_key)
-    for i, name in enumerate(plan.shape.values):
+    for i, name in enumerate(plan.numbering.values):
         columns[name] = _new_value(rows, plan, described, i)
-    for i in plan.shape.toastable:
+    for i in plan.numbering.toastable:
         at = positions[i]
         if at is None or i in identity:
-            unchanged = (rows.op == UPDATE) & (i in plan.shape.stopped)
+            unchanged = (rows.op == UPDATE) & (i in plan.numbering.stopped)
         else:
             unchanged = rows.unchanged[at]
         columns[f"u{i}"] = pa.array(unchanged)
@@ -287,7 +287,7 @@ def _read_rows(
     relation, positions = described.relation, described.positions
     # Texts must be exact in columns that identify rows, which are compared before they are typed,
     # and where some values may have arrived as text.
-    exact = [kind.is_text or i in plan.shape.identity for i, kind in enumerate(plan.types)]
+    exact = [kind.is_text or i in plan.numbering.identity for i, kind in enumerate(plan.types)]
     kinds = zip(plan.wire_names, exact, strict=True)
     wire = {at: of for at, of in zip(positions, kinds, strict=True) if at is not None}
 
@@ -355,11 +355,11 @@ def _whole_updates(
     """
     whole = rows.old_kind == ord("O")
     values: dict[str, pa.Array] = {}
-    for i in plan.shape.toastable if whole.any() else ():
+    for i in plan.numbering.toastable if whole.any() else ():
         at = positions[i]
         if (
             at is None
-            or i in plan.shape.identity
+            or i in plan.numbering.identity
             or not (is_whole := rows.unchanged[at] & whole).any()
         ):
             continue
@@ -369,7 +369,7 @@ def _whole_updates(
 
 
 def _new_value(rows: Rows, plan: DecodePlan, described: _Described, i: int) -> pa.Array:
-    if i == plan.relid or i in plan.shape.identity:
+    if i == plan.relid or i in plan.numbering.identity:
         return _identity_value(rows, plan, described, i, _new_key)
     at = described.positions[i]
     return _filled(plan.fills[i], len(rows)) if at is None else rows.new[at]
@@ -390,7 +390,7 @@ def _identity_value(
         return read(rows, at)
     # A relation lacks a key column only if the replica identity changed: without the key, its
     # changes can't be assigned to rows.
-    if plan.shape.key:
+    if plan.numbering.key:
         raise NeedsSync(
             "a change lacks its key, because the table's replica identity was changed: sync the"
             " table again"
@@ -444,7 +444,7 @@ def with_typed_keys(events: pa.Table, plan: DecodePlan) -> pa.Table:
     hold.
     """
     op = events["op"].to_numpy()
-    for k, i in enumerate(plan.shape.key):
+    for k, i in enumerate(plan.numbering.key):
         for name, required in ((f"o{k}", op != INSERT), (f"c{i}", op != DELETE)):
             key = typed_key(events[name], plan.types[i], plan.names[i], required)
             events = with_column(events, name, key)
@@ -460,17 +460,17 @@ def collapse_events(events: pa.Table, plan: DecodePlan) -> pa.Table:
     base_is_empty = _base_is_empty(events, plan)
     events = with_typed_keys(events, plan)
     if plan.unfolding is not None:
-        net = row_versions(events, plan.shape, plan.unfolding)
+        net = row_versions(events, plan.numbering, plan.unfolding)
         # No earlier state is looked up for a row without a key.
-        texts = {i: f"c{i}" for i in range(len(plan.names)) if i not in plan.shape.key}
-        if not plan.shape.key:
+        texts = {i: f"c{i}" for i in range(len(plan.names)) if i not in plan.numbering.key}
+        if not plan.numbering.key:
             for i, kind in enumerate(plan.types):
                 net = with_column(net, f"b{i}", pa.nulls(len(net), kind.arrow))
         return _typed(net, plan, texts, "raw").select(plan.net_schema.names).cast(plan.net_schema)
-    net = collapse(events, plan.shape, base_is_empty=base_is_empty)
-    if not plan.shape.key:
-        net = _typed(net, plan, {i: f"b{i}" for i in plan.shape.identity}, "base_raw")
-    texts = {i: f"c{i}" for i in range(len(plan.names)) if i not in plan.shape.key}
+    net = collapse(events, plan.numbering, base_is_empty=base_is_empty)
+    if not plan.numbering.key:
+        net = _typed(net, plan, {i: f"b{i}" for i in plan.numbering.identity}, "base_raw")
+    texts = {i: f"c{i}" for i in range(len(plan.names)) if i not in plan.numbering.key}
     return _typed(net, plan, texts, "raw").cast(plan.net_schema)
 
 

@@ -27,10 +27,10 @@ from waldelta.types import TargetType
 
 def row_keys(rows: pa.Table, plan: DecodePlan, columns: Iterable[str]) -> list[str]:
     """Returns each row's key, from these columns, as a JSON object of PostgreSQL's texts."""
-    names = [plan.names[i] for i in plan.shape.key]
+    names = [plan.names[i] for i in plan.numbering.key]
     texts = [
         plan.types[i].pg_text(one_array(rows[column])).to_pylist()
-        for i, column in zip(plan.shape.key, columns, strict=True)
+        for i, column in zip(plan.numbering.key, columns, strict=True)
     ]
     return [json.dumps(dict(zip(names, row, strict=True))) for row in zip(*texts, strict=True)]
 
@@ -40,7 +40,7 @@ def own_keys(keys: Collection[str], plan: DecodePlan) -> set[str]:
 
     Other keys were recorded before the table's key columns changed.
     """
-    names = {plan.names[i] for i in plan.shape.key}
+    names = {plan.names[i] for i in plan.numbering.key}
     return {key for key in keys if json.loads(key).keys() == names}
 
 
@@ -64,7 +64,7 @@ def first_values(keys: Collection[str], plan: DecodePlan, kind: pa.DataType) -> 
 
     Few other rows have one of these values.
     """
-    first = plan.shape.key[0]
+    first = plan.numbering.key[0]
     return _typed(sorted({json.loads(key)[plan.names[first]] for key in keys}), plan, first).cast(
         kind
     )
@@ -113,9 +113,9 @@ def as_net(rows: pa.Table, plan: TargetPlan) -> pa.Table:
 
 def keys_of(rows: pa.Table, plan: TargetPlan, which: str) -> list[str]:
     """Returns each row's key as JSON: the base key (``b``) or the current one (``c``)."""
-    shape = plan.decode.shape
+    numbering = plan.decode.numbering
     return row_keys(
-        rows, plan.decode, shape.bases if which == "b" else [f"c{i}" for i in shape.key]
+        rows, plan.decode, numbering.bases if which == "b" else [f"c{i}" for i in numbering.key]
     )
 
 
@@ -130,7 +130,9 @@ def find_key_moves(rows: pa.Table, plan: TargetPlan) -> Bools:
 
 def unsent(rows: pa.Table, plan: TargetPlan) -> list[list[str]]:
     """Returns the columns that arrived without a value, by row."""
-    flags = {plan.decode.names[i]: rows[f"u{i}"].to_pylist() for i in plan.decode.shape.toastable}
+    flags = {
+        plan.decode.names[i]: rows[f"u{i}"].to_pylist() for i in plan.decode.numbering.toastable
+    }
     return [[name for name, of_rows in flags.items() if of_rows[n]] for n in range(len(rows))]
 
 
@@ -165,16 +167,16 @@ def values_as_json(
 def purges(rows: pa.Table, plan: TargetPlan) -> pa.Table:
     """Returns net changes that each remove the target's row at the base key, without values."""
     rows = with_action(rows, ACTION_PURGE)
-    for name in [*plan.decode.shape.values, "raw"]:
+    for name in [*plan.decode.numbering.values, "raw"]:
         rows = with_column(rows, name, pa.nulls(len(rows), rows.schema.field(name).type))
-    for name in plan.decode.shape.flags:
+    for name in plan.decode.numbering.flags:
         rows = with_column(rows, name, pa.array([False] * len(rows), pa.bool_()))
     return rows
 
 
 def without_base(rows: pa.Table, plan: TargetPlan) -> pa.Table:
     """Returns net changes without a base key: none of them replaces a row of the target."""
-    for name in plan.decode.shape.bases:
+    for name in plan.decode.numbering.bases:
         rows = with_column(rows, name, pa.nulls(len(rows), rows.schema.field(name).type))
     return rows
 

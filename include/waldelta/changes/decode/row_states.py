@@ -29,7 +29,7 @@ from waldelta.changes.decode.collapse import (
     INSERT,
     PLACE,
     Chains,
-    EventShape,
+    ColumnNumbering,
     Root,
     identity_codes,
     in_order,
@@ -69,21 +69,21 @@ class Unfolding:
     truncates: tuple[Truncation, ...] = field(default=())
 
 
-def row_versions(events: pa.Table, shape: EventShape, unfolding: Unfolding) -> pa.Table:
+def row_versions(events: pa.Table, numbering: ColumnNumbering, unfolding: Unfolding) -> pa.Table:
     """Returns the rows for the target, in the columns of net changes and of ``row_version_fields``.
 
     For states: ``insert`` is a state of a new row. ``update`` is a state of a row that the target
     has at its base key (skipped when it doesn't). ``delete`` ends, at ``to_lsn``, the target's
     current state at the base key. For changes, the action is the operation.
     """
-    events = in_order(events, shape)
+    events = in_order(events, numbering)
     if unfolding.fold.has_changes:
-        return _changes(events, shape, unfolding)
-    return _states(events, shape, unfolding)
+        return _changes(events, numbering, unfolding)
+    return _states(events, numbering, unfolding)
 
 
 def row_version_fields(
-    shape: EventShape, key_types: list[pa.DataType], fold: Fold
+    numbering: ColumnNumbering, key_types: list[pa.DataType], fold: Fold
 ) -> list[pa.Field]:
     """Returns the Arrow fields that row versions have in addition to those of net changes."""
     if not fold.has_changes:
@@ -95,13 +95,13 @@ def row_version_fields(
     ]
     return fields + [
         pa.field(name, kind)
-        for name, kind in zip(shape.old_keys, key_types, strict=True)
-        if shape.key
+        for name, kind in zip(numbering.old_keys, key_types, strict=True)
+        if numbering.key
     ]
 
 
 def _chains(
-    events: pa.Table, shape: EventShape, unfolding: Unfolding
+    events: pa.Table, numbering: ColumnNumbering, unfolding: Unfolding
 ) -> tuple[Chains, Ints, tuple[Ints, Ints]]:
     """Returns the chains, the number of TRUNCATEs before each event, and its old and new key
     codes.
@@ -109,7 +109,7 @@ def _chains(
     op = events["op"].to_numpy().astype(np.int64)
     places = np.array([truncate.place for truncate in unfolding.truncates], np.int64)
     era = np.searchsorted(places, events["ord"].to_numpy()).astype(np.int64)
-    old, new = identity_codes(events, shape)
+    old, new = identity_codes(events, numbering)
     eras = len(places) + 1
     source, destination = np.where(op == INSERT, -1, old), np.where(op == DELETE, -1, new)
     chains = Chains(
@@ -121,8 +121,8 @@ def _chains(
     return chains, era, (source, destination)
 
 
-def _states(events: pa.Table, shape: EventShape, unfolding: Unfolding) -> pa.Table:
-    chains, era, (source, destination) = _chains(events, shape, unfolding)
+def _states(events: pa.Table, numbering: ColumnNumbering, unfolding: Unfolding) -> pa.Table:
+    chains, era, (source, destination) = _chains(events, numbering, unfolding)
     lsn = np.maximum(events["lsn"].to_numpy().astype(np.int64), unfolding.floor_lsn)
     at, emptied_at = _times(events, unfolding)
     events = with_column(
@@ -141,26 +141,27 @@ def _states(events: pa.Table, shape: EventShape, unfolding: Unfolding) -> pa.Tab
     is_old = np.arange(len(end_events)) < int(is_base.sum())
     keys = np.where(is_old, source[end_events], destination[end_events])
     if unfolding.fold is Fold.LAST_STATES:
-        lacks_successor = ~np.isin(
-            keys, destination[states]
-        )  # The new state replaces the one that ends.
+        # The new state of a key replaces the one that ends.
+        lacks_successor = ~np.isin(keys, destination[states])
         end_events, is_old = end_events[lacks_successor], is_old[lacks_successor]
     updates, fresh = states[is_of_base], states[~is_of_base]
     parts = [
-        (
-            remaining_rows(
-                events, shape, chains, ACTION_UPDATE, updates, base=(chains.root[updates], "old")
-            ),
-            updates,
-        ),
-        (remaining_rows(events, shape, chains, ACTION_INSERT, fresh, base=None), fresh),
+        (ACTION_UPDATE, updates, (chains.root[updates], "old")),
+        (ACTION_INSERT, fresh, None),
     ]
-    tables = [_until(rows, end_lsn[places], end_at[places]) for rows, places in parts]
+    tables = [
+        _until(
+            remaining_rows(events, numbering, chains, action, places, base=base),
+            end_lsn[places],
+            end_at[places],
+        )
+        for action, places, base in parts
+    ]
     for of, name in ((end_events[is_old], "old"), (end_events[~is_old], "new")):
-        if (rows := keys_only(events, shape, ACTION_DELETE, of, name)) is not None:
+        if (rows := keys_only(events, numbering, ACTION_DELETE, of, name)) is not None:
             tables.append(_until(rows, lsn[of], at[of]))
     skips = np.flatnonzero(chains.origin == Root.MISSING)
-    if (rows := keys_only(events, shape, ACTION_SKIP, skips, None)) is not None:
+    if (rows := keys_only(events, numbering, ACTION_SKIP, skips, None)) is not None:
         tables.append(_until(rows, lsn[skips], at[skips]))
     return pa.concat_tables(tables)
 
@@ -212,7 +213,7 @@ def _until(rows: pa.Table, lsn: Ints, at: Ints) -> pa.Table:
     return rows.append_column(TO_TS, pa.array(at, mask=open_ended).cast(UTC_TIME))
 
 
-def _changes(events: pa.Table, shape: EventShape, unfolding: Unfolding) -> pa.Table:
+def _changes(events: pa.Table, numbering: ColumnNumbering, unfolding: Unfolding) -> pa.Table:
     places = np.arange(len(events))
     op = events["op"].to_numpy().astype(np.int64)
     deleted = pa.array(op == DELETE)
@@ -220,29 +221,29 @@ def _changes(events: pa.Table, shape: EventShape, unfolding: Unfolding) -> pa.Ta
     columns: dict[str, pa.ChunkedArray | pa.Array] = {
         "action": pa.array(actions.tolist(), pa.string())
     }
-    twins = {i: f"o{k}" for k, i in enumerate(shape.identity)}
+    twins = {i: f"o{k}" for k, i in enumerate(numbering.identity)}
     base = pa.array(np.zeros(len(events), np.bool_))
     moved, senders = np.zeros(len(events), np.bool_), {}
     root = places
-    if shape.key and len(events):
-        chains, _, (source, destination) = _chains(events, shape, unfolding)
+    if numbering.key and len(events):
+        chains, _, (source, destination) = _chains(events, numbering, unfolding)
         moved = (source >= 0) & (destination >= 0) & (source != destination)
-        senders = {i: newest_known(events[f"u{i}"], chains, places) for i in shape.toastable}
+        senders = {i: newest_known(events[f"u{i}"], chains, places) for i in numbering.toastable}
         root, base = chains.root, pa.array(chains.origin == Root.BASE)
-    for b, o in zip(shape.bases, shape.old_keys, strict=True):
+    for b, o in zip(numbering.bases, numbering.old_keys, strict=True):
         columns[b] = pc.if_else(
             base, events[o].take(root), pa.scalar(None, events.schema.field(o).type)
         )
-    for i, name in enumerate(shape.values):
+    for i, name in enumerate(numbering.values):
         value = events[name].take(senders[i][0]) if i in senders else events[name]
         columns[name] = pc.if_else(deleted, events[twins[i]], value) if i in twins else value
-    for i in shape.toastable:
+    for i in numbering.toastable:
         unknown = senders[i][1] if i in senders else np.asarray(events[f"u{i}"].fill_null(False))
         columns[f"u{i}"] = pa.array(unknown & (op != DELETE))
     lsn = np.maximum(events["lsn"].to_numpy().astype(np.int64), unfolding.floor_lsn)
     columns |= {"lsn": pa.array(lsn), "commit_ts": events["commit_ts"]}
     columns |= {PLACE: events["ord"], STATE_XID: events[STATE_XID], MOVED: pa.array(moved)}
-    for name in shape.old_keys if shape.key else ():
+    for name in numbering.old_keys if numbering.key else ():
         columns[name] = pc.if_else(
             pa.array(moved), events[name], pa.scalar(None, events.schema.field(name).type)
         )

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.changes.decode.collapse import EventShape
+from waldelta.changes.decode.collapse import ColumnNumbering
 from waldelta.changes.decode.decode import CHANGE_COLUMNS, DecodePlan, decode
 from waldelta.changes.decode.relation_versions import RelationVersion, read_versions
 from waldelta.changes.decode.route import check_columns, plan_routing
@@ -167,7 +167,7 @@ def plan_decode(
     check_columns(state.table_name, row_filter, evolution, follows=follows)
     relid = names.index(RELID) if state.root_id is not None else None
     return DecodePlan(
-        _event_shape(evolution, targets),
+        _number_columns(evolution, targets),
         names,
         tuple(targets.values()),
         tuple(versions),
@@ -208,9 +208,9 @@ def _types_of_columns(
     )
 
 
-def _event_shape(evolution: Evolution, targets: Mapping[str, TargetType]) -> EventShape:
+def _number_columns(evolution: Evolution, targets: Mapping[str, TargetType]) -> ColumnNumbering:
     names, stopped = list(targets), evolution.stopped
-    return EventShape(
+    return ColumnNumbering(
         column_count=len(names),
         key=tuple(names.index(name) for name in evolution.key_columns),
         toastable=tuple(
@@ -459,7 +459,7 @@ def _check_decodes(part: pa.RecordBatch, plan: DecodePlan) -> None:
     for events in decode(part, plan):
         for i, kind in enumerate(plan.types):
             kind.from_text(events[f"c{i}"].combine_chunks())
-        for k, i in enumerate(plan.shape.key):
+        for k, i in enumerate(plan.numbering.key):
             plan.types[i].from_text(events[f"o{k}"].combine_chunks())
 
 

@@ -353,7 +353,7 @@ class NetChanges:
         """Returns the staged changes of a plan."""
         written, duplicates = written_columns(job, plan), None
         takes = tag.counts.keys() & {ACTION_UPDATE, ACTION_DELETE}
-        if takes and not (plan.is_truncated or written.shape.key):
+        if takes and not (plan.is_truncated or written.numbering.key):
             duplicates = plan.decode.columns
         return cls(staged.folder, written, plan.is_truncated, duplicates, staged.ending)
 
@@ -490,7 +490,7 @@ class _Merge:
             return []
         if self._tasks.ending is not None:
             return self._held
-        if not written.shape.key:
+        if not written.numbering.key:
             return self._held if is_small and len(self._held) >= _MOST_FILES else []
         if is_small:
             return self._held

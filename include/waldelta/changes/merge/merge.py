@@ -255,7 +255,7 @@ def _merge(
         condition = " or ".join(f"{column} = ''" for column in texts_of)
         if runner.spark().sql(f"select 1 from {source} where {condition} limit 1").collect():
             raise empty_value(texts)
-    has_leaves = bool(plan.truncated_leaves) and not written.shape.key
+    has_leaves = bool(plan.truncated_leaves) and not written.numbering.key
     if changes.duplicates is not None or has_leaves:
         keyless = KeylessTarget.of(job, plan)
         statement = count_statement(target, source, keyless)

@@ -29,7 +29,7 @@ from waldelta.changes.decode.collapse import (
     PLACE,
     QUARANTINED_ROWS,
     RAW_ROWS,
-    EventShape,
+    ColumnNumbering,
     codes_of,
 )
 from waldelta.changes.decode.row_states import Truncation
@@ -99,7 +99,7 @@ class ModeTarget:
         identity = () if self.mode.fold.has_changes else (*self.key_names, *self.mode.identity)
         key = tuple(names.index(name) for name in identity)
         return WrittenColumns(
-            names, EventShape(len(names), key, tuple(range(len(names)))), metadata=False
+            names, ColumnNumbering(len(names), key, tuple(range(len(names)))), metadata=False
         )
 
     @property
@@ -107,9 +107,9 @@ class ModeTarget:
         """The columns of net changes."""
         written, kinds = self.written, {name: kind.arrow for name, kind in self.types.items()}
         types = [kinds.get(name, _plain(self.schema, name)) for name in written.names]
-        bases = [(f"b{k}", types[i]) for k, i in enumerate(written.shape.key)]
-        flags = [(flag, pa.bool_()) for flag in written.shape.flags]
-        values = zip(written.shape.values, types, strict=True)
+        bases = [(f"b{k}", types[i]) for k, i in enumerate(written.numbering.key)]
+        flags = [(flag, pa.bool_()) for flag in written.numbering.flags]
+        values = zip(written.numbering.values, types, strict=True)
         return pa.schema([("action", pa.string()), *bases, *values, *flags])
 
     def key_codes(self, keys: pa.Table) -> Ints:
@@ -332,7 +332,7 @@ def stage_row_versions(
     """
     decode, place = plan.decode, job.lake.target(plan.state.table_name)
     target = ModeTarget(
-        plan.state.kept_as, dict(decode.columns), decode.shape.key, decode.shape.toastable,
+        plan.state.kept_as, dict(decode.columns), decode.numbering.key, decode.numbering.toastable,
         place.open().schema, decode.unfolding.truncates if decode.unfolding else (),
     )  # fmt: skip
     target.mode.check_stored_key(plan.state.table_name, target.schema, target.key_names)
@@ -343,9 +343,11 @@ def stage_row_versions(
         new_rows = sum(staged.counts.get(action, 0) for action in (ACTION_INSERT, ACTION_UPDATE))
         totals[ACTION_SKIP] += new_rows - counts[ACTION_INSERT] - counts[ACTION_UPSERT]
     net = NetFiles.of(f"{folder}/net", job.lake)
-    names, shape = tuple(target.names), target.written.shape
+    names, numbering = tuple(target.names), target.written.numbering
     merged = replace(
-        plan, truncated=False, decode=replace(decode, names=names, shape=shape, unfolding=None)
+        plan,
+        truncated=False,
+        decode=replace(decode, names=names, numbering=numbering, unfolding=None),
     )
     return merged, Staged(net.folder, dict(totals + counts), ending=target.ending)
 

@@ -49,7 +49,7 @@ def match(held: pa.Table, net: pa.Table, written: WrittenColumns) -> Ints:
 
     Both tables need only their key columns.
     """
-    if not written.shape.key:  # All changes are new rows.
+    if not written.numbering.key:  # All changes are new rows.
         return np.full(len(held), -1, np.int64)
     return match_keys(
         [held[name] for name in written.key_names], [net[base] for base in written.bases]
@@ -187,7 +187,7 @@ class MergedRows:
         """Returns the target's raw values, combined where an updated row keeps some, and which rows
         get other ones.
         """
-        names, toastable = self.written.names, self.written.shape.toastable
+        names, toastable = self.written.names, self.written.numbering.toastable
         keeps = {names[i]: self._keeps(f"c{i}") for i in toastable}
         combines = np.logical_or.reduce([np.zeros(len(before), np.bool_), *keeps.values()])
         combines &= np.asarray(before.is_valid())
@@ -204,7 +204,7 @@ class MergedRows:
     def _keeps(self, source: str) -> Bools:
         """Returns which updated rows keep their value of a column, since none was sent."""
         flag = source.replace("c", "u", 1)
-        if flag not in self.written.shape.flags:
+        if flag not in self.written.numbering.flags:
             return np.zeros(len(self.held), np.bool_)
         keeps: Bools = np.append(np.asarray(self.net[flag].fill_null(False)), False)
         return self._updated & keeps[self.of_row]

@@ -16,7 +16,7 @@ from waldelta.changes.decode.collapse import (
     ACTION_INSERT,
     ACTION_PURGE,
     ACTION_UPSERT,
-    EventShape,
+    ColumnNumbering,
 )
 from waldelta.lake import Tag
 from waldelta.lake.delta_statements import (
@@ -89,7 +89,7 @@ class WrittenColumns:
     """
 
     names: Sequence[str]
-    shape: EventShape
+    numbering: ColumnNumbering
     metadata: bool
 
     @property
@@ -106,12 +106,12 @@ class WrittenColumns:
     @property
     def key_names(self) -> list[str]:
         """The target's key columns, in the order of the net changes' base columns."""
-        return [self.names[i] for i in self.shape.key]
+        return [self.names[i] for i in self.numbering.key]
 
     @property
     def bases(self) -> list[str]:
         """The net changes' columns with the values of ``key_names``."""
-        return [f"b{k}" for k in range(len(self.shape.key))]
+        return [f"b{k}" for k in range(len(self.numbering.key))]
 
 
 def written_columns(job: Job, plan: TargetPlan) -> WrittenColumns:
@@ -121,7 +121,7 @@ def written_columns(job: Job, plan: TargetPlan) -> WrittenColumns:
     (ModeTarget.names), because a row whose state ends keeps them.
     """
     metadata = job.pipeline.target.metadata_columns and not plan.state.kept_as.keeps_rows
-    return WrittenColumns(plan.decode.names, plan.decode.shape, metadata)
+    return WrittenColumns(plan.decode.names, plan.decode.numbering, metadata)
 
 
 def net_statement(
@@ -138,9 +138,9 @@ def net_statement(
     the new rows; so it is for a table that was truncated, where it overwrites. ``others`` are
     conditions and actions for rows that no change names, as a TRUNCATE needs them.
     """
-    shape, values = written.shape, written.sources
+    numbering, values = written.numbering, written.sources
     columns = ", ".join(map(quote, values))
-    if overwrite or not shape.key:
+    if overwrite or not numbering.key:
         return (
             f"insert {'overwrite' if overwrite else 'into'} {target} ({columns})\n"
             f"select {', '.join(values.values())}\n"
@@ -152,10 +152,10 @@ def net_statement(
     new = {name: f"s.{value}" for name, value in values.items()}
     changed = new | {
         written.names[i]: f"case when s.u{i} then t.{quote(written.names[i])} else s.c{i} end"
-        for i in shape.toastable
+        for i in numbering.toastable
     }
     if written.metadata:
-        changed[RAW] = merged_raw(written.names, shape.toastable)
+        changed[RAW] = merged_raw(written.names, numbering.toastable)
     return (
         f"merge into {target} as t\n"
         f"using {source} as s\n"
@@ -244,7 +244,7 @@ def staged_names(copy: TableCopy) -> list[str]:
     return [*(f"c{i}" for i in range(len(copy.columns))), *metadata]
 
 
-def staged_shape(copy: TableCopy, key: Iterable[str]) -> EventShape:
+def number_staged_columns(copy: TableCopy, key: Iterable[str]) -> ColumnNumbering:
     """Returns the positions of the key columns among a copy's staged columns."""
     names = [name for name, _ in copy.columns]
-    return EventShape(len(names), tuple(names.index(column) for column in key))
+    return ColumnNumbering(len(names), tuple(names.index(column) for column in key))

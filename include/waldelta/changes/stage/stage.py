@@ -439,9 +439,9 @@ class _Staging:
 def _identities(events: pa.Table, plan: DecodePlan) -> list[pa.ChunkedArray]:
     """Returns texts of the columns that identify rows, the same for equal values."""
     texts = [
-        pc.coalesce(events[f"o{k}"], events[f"c{i}"]) for k, i in enumerate(plan.shape.identity)
+        pc.coalesce(events[f"o{k}"], events[f"c{i}"]) for k, i in enumerate(plan.numbering.identity)
     ]
-    kinds = [plan.types[i] for i in plan.shape.identity]
+    kinds = [plan.types[i] for i in plan.numbering.identity]
     return [
         pa.chunked_array([kind.equal_texts(part) for part in text.chunks], text.type)
         for text, kind in zip(texts, kinds, strict=True)
@@ -476,7 +476,7 @@ def _counts(net: pa.Table, plan: DecodePlan) -> pa.Table:
     """
     if not len(net):
         return COUNTS.empty_table()
-    lacks = plan.shape.lacks_values(net)
+    lacks = plan.numbering.lacks_values(net)
     lacks &= np.asarray(pc.is_in(net["action"], value_set=pa.array([ACTION_INSERT, ACTION_UPSERT])))
     flags = pa.table(
         {

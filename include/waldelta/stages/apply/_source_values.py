@@ -80,10 +80,10 @@ def read_values(
     Raises TransactionsStillOpen when a change isn't visible on the source after a minute, TableBusy
     while the table is locked, PrivilegeMissing, SourceUnreachable.
     """
-    shape, count = plan.decode.shape, len(rows)
-    flagged = {i: rows[f"u{i}"].to_numpy() & lacking for i in shape.completable}
+    numbering, count = plan.decode.numbering, len(rows)
+    flagged = {i: rows[f"u{i}"].to_numpy() & lacking for i in numbering.completable}
     values = SourceValues(
-        {i: [None] * count for i in shape.completable}, np.zeros(count, bool), [None] * count
+        {i: [None] * count for i in numbering.completable}, np.zeros(count, bool), [None] * count
     )
     if not lacking.any():
         return values
@@ -98,7 +98,7 @@ def read_values(
             return values
         keys = [
             plan.decode.types[i].pg_text(rows[f"c{i}"].combine_chunks()).to_pylist()
-            for i in shape.key
+            for i in numbering.key
         ]
         absent = _read(connection, lookup, keys, values, lacking & ~values.missing)
         if absent.any():
@@ -154,7 +154,7 @@ def _lookup(
     columns = {
         i: sources[names[i]] for i, rows in flagged.items() if names[i] in usable and rows.any()
     }
-    keys = [names[i] for i in plan.decode.shape.key]
+    keys = [names[i] for i in plan.decode.numbering.key]
     types = read_types(connection, [type_ids[name] for name in keys])
     key = [KeyAttribute(n, types[type_ids[n]], n in leaf_columns, sources[n]) for n in keys]
     return _Lookup(relation, tuple(key), None if through is None else relation_id, columns)

@@ -109,7 +109,7 @@ def complete_rows(  # noqa: PLR0913 - what it reads from, writes to, and is abou
     batches would be lost. Raises TransactionsStillOpen (retryable) while a change isn't visible on
     the source yet, SourceUnreachable, PrivilegeMissing, and what ``judge`` raises, with no record.
     """
-    if not plan.decode.shape.key:
+    if not plan.decode.numbering.key:
         return staged if judge is None else judge(staged).staged
     state, after = plan.state, plan.batches.after
     outlines = quarantine.outlines(state.table_name, state.generation)
@@ -210,7 +210,7 @@ class _Work:
         updated = touched.filter(pa.array(is_update & ~is_there))
         # An update that lacks values would leave values in the outdated row that an earlier,
         # quarantined change has replaced. So the complete row replaces it.
-        lacks = self.plan.decode.shape.lacks_values(touched)
+        lacks = self.plan.decode.numbering.lacks_values(touched)
         overlaid = touched.filter(pa.array(is_update & is_there & lacks))
         self.replaced = numbers[is_update & (lacks | ~is_there)]
         if len(updated):
@@ -230,7 +230,7 @@ class _Work:
         """Read the missing values and stage the rows again: complete, or as a purge of their
         key.
         """
-        lacks = self.plan.decode.shape.lacks_values(rows)
+        lacks = self.plan.decode.numbering.lacks_values(rows)
         keys = keys_of(rows, self.plan, "c")
         values = read_values(self.job, self.change_log, self.plan, rows, lacks)
         filled = _filled(rows, self.plan, values)
@@ -366,7 +366,7 @@ def _chunks(staged: Staged, plan: TargetPlan) -> Iterator[pa.Table]:
     """Yields the new rows that lack a value, a limited number at a time."""
     if not staged.incomplete:
         return
-    lacks = reduce(or_, (pc.field(f"u{i}") for i in plan.decode.shape.completable))
+    lacks = reduce(or_, (pc.field(f"u{i}") for i in plan.decode.numbering.completable))
     condition = pc.field("action").isin(list(FRESH)) & lacks
     files = by_row_group(open_parquet(staged.folder), condition)
     scanner = files.scanner(
@@ -379,7 +379,7 @@ def _chunks(staged: Staged, plan: TargetPlan) -> Iterator[pa.Table]:
 
 def _incomplete(files: NetFiles, plan: TargetPlan) -> Ints:
     """Returns the numbers of the new rows that lack a value."""
-    flags = [f"u{i}" for i in plan.decode.shape.completable]
+    flags = [f"u{i}" for i in plan.decode.numbering.completable]
     rows = files.read(["action", *flags])
     lacks = reduce(pc.or_, (pc.fill_null(rows[flag], False) for flag in flags), pa.scalar(False))
     is_fresh = pc.is_in(rows["action"], value_set=pa.array(FRESH))
@@ -388,7 +388,7 @@ def _incomplete(files: NetFiles, plan: TargetPlan) -> Ints:
 
 def _touched(files: NetFiles, plan: TargetPlan, opened: Collection[str]) -> tuple[Ints, pa.Table]:
     """Returns the staged rows whose base key is one of these, and their numbers."""
-    first = plan.decode.names[plan.decode.shape.key[0]]
+    first = plan.decode.names[plan.decode.numbering.key[0]]
     if renamed := [key for key in opened if first not in json.loads(key)]:
         raise NeedsSync(
             f"{plan.state.table_name}: its key was renamed while {len(renamed)} of its rows are in"
@@ -408,7 +408,7 @@ def discarded_since(
 
     At the former keys these changes write a row, or the source has no row any more.
     """
-    key = plan.decode.shape.key
+    key = plan.decode.numbering.key
     keys = own_keys(discarded, plan.decode)
     if not keys:
         return set(), {}
@@ -434,7 +434,7 @@ def discarded_since(
 def _filled(rows: pa.Table, plan: TargetPlan, values: SourceValues) -> pa.Table:
     """Returns the rows with the source's values in place of those marked as unchanged."""
     raws = [dict(raw or []) for raw in rows["raw"].to_pylist()]
-    for i in plan.decode.shape.completable:
+    for i in plan.decode.numbering.completable:
         flags, texts = rows[f"u{i}"].to_pylist(), values.texts[i]
         typed, raw = plan.decode.types[i].from_text(pa.array(texts, pa.string()))
         both = pa.concat_arrays([one_array(rows[f"c{i}"]), typed])
@@ -485,7 +485,7 @@ def keep_bytes(messages: list[SentMessage]) -> list[SentMessage]:
 
 def _keys_of_events(change_log: ChangeLog, plan: TargetPlan, decode_plan: DecodePlan) -> pa.Table:
     """Returns place, operation, and old and new key of each event of the range, in commit order."""
-    names = ["ord", "op", *decode_plan.shape.old_keys, *_new_keys(decode_plan)]
+    names = ["ord", "op", *decode_plan.numbering.old_keys, *_new_keys(decode_plan)]
     schema = decode_plan.event_schema
     parts = [pa.schema([schema.field(name) for name in names]).empty_table()]
     for changes in _changes(change_log, plan, list(CHANGE_COLUMNS)):
@@ -499,7 +499,7 @@ def _chains(
 ) -> dict[str, list[int]]:
     """Returns by key the places of the events that led to its row, in commit order."""
     op = events["op"].to_numpy().astype(np.int64)
-    old, new = identity_codes(events, plan.shape)
+    old, new = identity_codes(events, plan.numbering)
     chains = Chains(op, np.where(op == INSERT, -1, old), np.where(op == DELETE, -1, new), False)
     last, places = chains.live(), events["ord"].to_numpy()
     columns = _new_keys(plan)
@@ -552,4 +552,4 @@ def _changes(
 
 
 def _new_keys(plan: DecodePlan) -> list[str]:
-    return [f"c{i}" for i in plan.shape.key]
+    return [f"c{i}" for i in plan.numbering.key]

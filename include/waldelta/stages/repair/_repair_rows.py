@@ -280,7 +280,7 @@ def stage_rows(
     Returns how many were staged, too. A key has one net change: its row, or, without one, a purge.
     """
     expected = rows.expected(job.lake, folder)
-    bases, kinds, schema = expected.shape.bases, expected.key_types, expected.schema
+    bases, kinds, schema = expected.numbering.bases, expected.key_types, expected.schema
     leaving = _leaving_keys(runner, job, rows, f"{folder}/leaving")
     keys = keys.take(pa.array(first_of_each(*key_codes(kinds, typed_columns(keys)))))
     if (count := len(keys) + len(leaving)) > MOST_KEYS:

@@ -364,7 +364,7 @@ def stage_copy(
 
     Returns where they are, and their number.
     """
-    schema, key, attempt = expected.schema, expected.shape.bases, uuid.uuid4().hex
+    schema, key, attempt = expected.schema, expected.numbering.bases, uuid.uuid4().hex
     if staged is not None:
         expected = replace(expected, kept=staged.records.rows)
 

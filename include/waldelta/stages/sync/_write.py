@@ -433,7 +433,7 @@ def _merge_as_changes(
     def merge(expected: ExpectedRows, folder: str, tag: CommitTag) -> CommitTag:
         log.info("table=%s compared with what it keeps: %s", name, tag.counts)
         mode_target = ModeTarget(
-            mode, dict(copy.columns), expected.shape.key, (), table.schema, has_equal_keys=True
+            mode, dict(copy.columns), expected.numbering.key, (), table.schema, has_equal_keys=True
         )
         net = NetFiles.of(folder, job.lake)
 

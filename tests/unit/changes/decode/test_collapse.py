@@ -7,10 +7,16 @@ import pyarrow as pa
 import pytest
 import yaml
 
-from tests.support.data.events import SHAPE, TYPES, apply_one_by_one, events_table, random_events
+from tests.support.data.events import (
+    NUMBERING,
+    TYPES,
+    apply_one_by_one,
+    events_table,
+    random_events,
+)
 from tests.support.seeds import chosen_random, rounds
 from waldelta.changes.decode.collapse import (
-    EventShape,
+    ColumnNumbering,
     codes_of,
     collapse,
     event_schema,
@@ -38,10 +44,10 @@ def test_collapse_cases(case):
     empty = case.get("base_is_empty", False)
     net = collapse(
         events_table(case["events"]),
-        SHAPE,
+        NUMBERING,
         base_is_empty=empty if isinstance(empty, bool) else np.array(empty),
     )
-    assert net.schema.equals(net_schema(SHAPE, TYPES))
+    assert net.schema.equals(net_schema(NUMBERING, TYPES))
     by_text = repr
     assert sorted(net_rows(net), key=by_text) == sorted(
         (tuple(row) for row in case["net"]), key=by_text
@@ -55,7 +61,7 @@ def test_tasks_may_return_events_in_any_order(case):
     moved = np.roll(np.arange(len(events)), 1)
     net = collapse(
         events.take(pa.array(moved)),
-        SHAPE,
+        NUMBERING,
         base_is_empty=empty if isinstance(empty, bool) else np.array(empty)[moved],
     )
     assert sorted(net_rows(net), key=repr) == sorted(map(tuple, case["net"]), key=repr)
@@ -103,7 +109,7 @@ def test_random_batches_equal_a_plain_simulation():
         events = random_events(rng, target, rng.randrange(1, 25))
         if not events:
             continue
-        net = collapse(events_table(events), SHAPE)
+        net = collapse(events_table(events), NUMBERING)
         assert apply_net(target, net) == apply_one_by_one(target, events), (target, events)
 
 
@@ -139,14 +145,14 @@ def test_random_batches_with_rows_that_never_arrived():
             held = apply_one_by_one(held, [event])
             events.append(event)
         if events:
-            net = collapse(events_table(events), SHAPE, base_is_empty=True)
+            net = collapse(events_table(events), NUMBERING, base_is_empty=True)
             assert apply_net({}, net) == held, events
 
 
 def test_a_second_application_changes_nothing():
     """Net changes without moves can be merged twice, as after a crash before the watermark."""
     events = [("I", None, 1, "a", "x"), ("U", 2, 2, "b", "~"), ("D", 3, None, None, None)]
-    net = collapse(events_table(events), SHAPE)
+    net = collapse(events_table(events), NUMBERING)
     once = apply_net({2: ("o", "t"), 3: ("o", "t")}, net)
     assert apply_net(once, net) == once
 
@@ -162,18 +168,18 @@ def test_a_second_application_changes_nothing():
 )
 def test_keys_that_postgresql_holds_equal_are_one_key(kind, values):
     """-0 equals 0 and NaN equals NaN, so both events belong to one row."""
-    shape = EventShape(column_count=1, key=(0,))
+    numbering = ColumnNumbering(column_count=1, key=(0,))
     rows = [
         {"ord": 0, "op": ord("I"), "o0": None, "c0": values[0], "lsn": 0, "commit_ts": None},
         {"ord": 1, "op": ord("D"), "o0": values[1], "c0": None, "lsn": 1, "commit_ts": None},
     ]
-    net = collapse(pa.Table.from_pylist(rows, schema=event_schema(shape, [kind])), shape)
+    net = collapse(pa.Table.from_pylist(rows, schema=event_schema(numbering, [kind])), numbering)
     assert net["action"].to_pylist() == ["purge"]
 
 
 def test_keys_of_several_columns():
     """Keys are equal only when all of their columns are."""
-    shape = EventShape(column_count=3, key=(0, 1))
+    numbering = ColumnNumbering(column_count=3, key=(0, 1))
     types = [pa.int64(), pa.string(), pa.string()]
     rows = [
         {"ord": 0, "op": ord("U"), "o0": 1, "o1": "a", "c0": 1, "c1": "a", "c2": "x"},
@@ -182,9 +188,9 @@ def test_keys_of_several_columns():
         {"ord": 3, "op": ord("U"), "o0": 2, "o1": "a", "c0": 2, "c1": "a", "c2": "w"},
     ]
     table = pa.Table.from_pylist(
-        [{**r, "lsn": 0, "commit_ts": None} for r in rows], schema=event_schema(shape, types)
+        [{**r, "lsn": 0, "commit_ts": None} for r in rows], schema=event_schema(numbering, types)
     )
-    assert sorted(collapse(table, shape)["c2"].to_pylist()) == ["w", "y", "z"]
+    assert sorted(collapse(table, numbering)["c2"].to_pylist()) == ["w", "y", "z"]
 
 
 LARGE_TYPES = tuple(
@@ -194,9 +200,9 @@ DATES = [b"2000-01-01", b"infinity", b"-infinity", b"2024-02-29", None]
 
 
 def plan_of(key):
-    shape = EventShape(3, key, () if not key else (1,))
+    numbering = ColumnNumbering(3, key, () if not key else (1,))
     return DecodePlan(
-        shape, ("k", "v", "d"), LARGE_TYPES, (), (), (None,) * 3, Snapshot(0, 0), Segments(0, 1)
+        numbering, ("k", "v", "d"), LARGE_TYPES, (), (), (None,) * 3, Snapshot(0, 0), Segments(0, 1)
     )
 
 
@@ -209,10 +215,12 @@ def events_of(rng, plan):
             for _ in range(2)
         )
         op = rng.choice("IUD")
-        identity = [new[i] if op == "U" and plan.shape.key else old[i] for i in plan.shape.identity]
+        identity = [
+            new[i] if op == "U" and plan.numbering.key else old[i] for i in plan.numbering.identity
+        ]
         row = {f"o{k}": None if op == "I" else value for k, value in enumerate(identity)}
         row |= {f"c{i}": None if op == "D" else value for i, value in enumerate(new)}
-        row |= {name: op == "U" and rng.random() < 0.5 for name in plan.shape.flags}
+        row |= {name: op == "U" and rng.random() < 0.5 for name in plan.numbering.flags}
         rows.append({"ord": place, "op": ord(op), "lsn": place, "commit_ts": place} | row)
     rng.shuffle(rows)
     batches = [

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 
 from tests.support.seeds import chosen_random, rounds
-from waldelta.changes.decode.collapse import EventShape, collapse, event_schema
+from waldelta.changes.decode.collapse import ColumnNumbering, collapse, event_schema
 
-SHAPE = EventShape(column_count=2, key=())
+NUMBERING = ColumnNumbering(column_count=2, key=())
 TYPES = [pa.binary(), pa.binary()]
 A, B, C, N = (b"a", b"1"), (b"b", b"1"), (b"c", None), (None, None)
 
@@ -29,7 +29,7 @@ def events_table(events) -> pa.Table:
         }
         for place, (op, old, new) in enumerate(events)
     ]
-    return pa.Table.from_pylist(rows, schema=event_schema(SHAPE, TYPES))
+    return pa.Table.from_pylist(rows, schema=event_schema(NUMBERING, TYPES))
 
 
 def net_rows(events, **options) -> list[tuple]:
@@ -41,7 +41,7 @@ def net_rows(events, **options) -> list[tuple]:
         "skip": (False, False),
     }
     found = []
-    for row in collapse(events_table(events), SHAPE, **options).sort_by("place").to_pylist():
+    for row in collapse(events_table(events), NUMBERING, **options).sort_by("place").to_pylist():
         base, final = (row["b0"], row["b1"]), (row["c0"], row["c1"])
         with_base, with_final = has[row["action"]]
         found.append((row["action"], base if with_base else None, final if with_final else None))

@@ -27,7 +27,7 @@ from tests.support.data.messages import (
     row,
     stream_of,
 )
-from waldelta.changes.decode.collapse import EventShape
+from waldelta.changes.decode.collapse import ColumnNumbering
 from waldelta.changes.decode.decode import collapse_events
 from waldelta.changes.decode.relation_versions import read_versions
 from waldelta.changes.decode.route import SAME, SENT, UNKNOWN, Routing
@@ -195,7 +195,7 @@ def test_an_unchanged_value_comes_from_the_whole_old_row():
     log = change_log(plain(9, described(), update))
     plan = replace(
         plan_of(log),
-        shape=EventShape(2, (0,), toastable=(1,)),
+        numbering=ColumnNumbering(2, (0,), toastable=(1,)),
         routing=Routing((0,), (), "n0 > 0", "p0 > 0"),
     )
     (event,) = decoded(log, plan)
@@ -251,7 +251,7 @@ def test_keys_and_values_of_one_message(case):
     """From the tuples that were sent."""
     columns, key, message, expected = KEYS[case]
     log = change_log(plain(9, described(columns), message))
-    plan = replace(plan_of(log), shape=EventShape(2, (key,), toastable=(1 - key,)))
+    plan = replace(plan_of(log), numbering=ColumnNumbering(2, (key,), toastable=(1 - key,)))
     (event,) = decoded(log, plan)
     value = 1 - key
     found = (event["o0"], event[f"c{key}"], event[f"c{value}"], event[f"u{value}"])
@@ -299,7 +299,7 @@ def filtered_plan(log, *filtered):
     types = tuple(target_type(PgType(oid, -1, kind)) for _, oid, kind in THREE)
     return replace(
         plan_of(log),
-        shape=EventShape(3, (0,)),
+        numbering=ColumnNumbering(3, (0,)),
         names=tuple(name for name, _, _ in THREE),
         types=types,
         positions=((0, 1, 2),),
@@ -321,7 +321,7 @@ def test_a_truncate_of_a_leaf_empties_none_of_the_others():
     plan = replace(
         plan_of(log),
         versions=tuple(read_versions(stream, [T, T + 1])),
-        shape=EventShape(3, (0,)),
+        numbering=ColumnNumbering(3, (0,)),
         names=("id", "v", RELID),
         types=(*plan_of(log).types, target_type(PgType(20, -1, "bigint"))),
         positions=((0, 1, None), (0, 1, None)),

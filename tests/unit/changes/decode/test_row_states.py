@@ -8,13 +8,13 @@ import pyarrow as pa
 import pytest
 
 from tests.support.seeds import chosen_seed, rounds
-from waldelta.changes.decode.collapse import DELETE, INSERT, UPDATE, EventShape, event_schema
+from waldelta.changes.decode.collapse import DELETE, INSERT, UPDATE, ColumnNumbering, event_schema
 from waldelta.changes.decode.row_states import Truncation, Unfolding, row_versions
 from waldelta.target_modes import Fold
 
 TS = pa.timestamp("us", tz="UTC")
-SHAPE = EventShape(2, (0,), (1,))
-SCHEMA = event_schema(SHAPE, [pa.int64(), pa.string()]).append(pa.field("xid", pa.int64()))
+NUMBERING = ColumnNumbering(2, (0,), (1,))
+SCHEMA = event_schema(NUMBERING, [pa.int64(), pa.string()]).append(pa.field("xid", pa.int64()))
 
 
 def event(place, op, commit, old=None, new=None, value=None, at=None):
@@ -126,7 +126,7 @@ def follow_each_other_in_time(rows):
 
 def unfolded(table, unfolding, since=0):
     events = pa.Table.from_pylist(table.events[since:], SCHEMA)
-    return row_versions(events, SHAPE, unfolding).to_pylist()
+    return row_versions(events, NUMBERING, unfolding).to_pylist()
 
 
 @pytest.mark.parametrize("ranges", [1, 3])
@@ -241,5 +241,5 @@ def test_no_state_ends_before_it_began(name):
 @pytest.mark.parametrize("name", CASES)
 def test_states(name):
     events, unfolding, expected = CASES[name]
-    rows = row_versions(pa.Table.from_pylist(events, SCHEMA), SHAPE, unfolding).to_pylist()
+    rows = row_versions(pa.Table.from_pylist(events, SCHEMA), NUMBERING, unfolding).to_pylist()
     assert sorted((row["action"], row["lsn"]) for row in rows) == expected

@@ -35,7 +35,7 @@ from tests.support.data.merges import (
 )
 from tests.support.data.pg_types import ANY_NUMERIC
 from tests.support.seeds import rounds
-from waldelta.changes.decode.collapse import EventShape, net_schema
+from waldelta.changes.decode.collapse import ColumnNumbering, net_schema
 from waldelta.changes.merge import file_merge as module
 from waldelta.changes.merge.commits import read_commit
 from waldelta.changes.merge.rows import ending_of_leaves
@@ -283,7 +283,7 @@ DUPLICATES = pa.schema(
 def keyless(job) -> SimpleNamespace:
     """A plan of a table without a key, whose target is empty."""
     write(job, DUPLICATES.empty_table(), schema_mode="overwrite")
-    made = plan(shape=EventShape(3, ()))
+    made = plan(numbering=ColumnNumbering(3, ()))
     made.decode.names = ("v", "n", "d")
     made.decode.columns = list(zip(made.decode.names, V_KINDS, strict=True))
     return made
@@ -291,7 +291,7 @@ def keyless(job) -> SimpleNamespace:
 
 def net_of_duplicates(changes) -> pa.Table:
     """Of (action, old row, new row)."""
-    net = net_schema(EventShape(3, ()), [pa.string(), pa.int64(), pa.string()])
+    net = net_schema(ColumnNumbering(3, ()), [pa.string(), pa.int64(), pa.string()])
     net = net.append(pa.field("place", pa.int64()))
     for name in ("base_raw", "raw"):
         net = net.append(pa.field(name, RAW_TYPE))
@@ -390,7 +390,7 @@ def test_duplicate_rows_of_merged_partitions(job, size):
     held = [("a", 1), ("a", 1), ("b", 1), ("a", 2), ("b", 2)]
     target = [{"v": v, "_wd_relid": leaf, "gone": 0.5, "_wd_lsn": -1} for v, leaf in held]
     write(job, pa.Table.from_pylist(target, schema), schema_mode="overwrite")
-    shape = EventShape(2, ())
+    numbering = ColumnNumbering(2, ())
     found = [
         {"action": "update", "b0": "a", "b1": 1, "c0": "A", "c1": 1, "lsn": 9, "place": 2},
         {"action": "delete", "b0": "b", "b1": 1, "lsn": 9, "place": 3},
@@ -398,10 +398,10 @@ def test_duplicate_rows_of_merged_partitions(job, size):
         {"action": "insert", "c0": "new", "c1": 2, "lsn": 9, "place": 5},
     ]
     types = [pa.string(), pa.int64()]
-    net = net_schema(shape, types).append(pa.field("place", pa.int64()))
+    net = net_schema(numbering, types).append(pa.field("place", pa.int64()))
     for name in ("base_raw", "raw"):
         net = net.append(pa.field(name, RAW_TYPE))
-    leaf = plan(truncated=True, leaves=(2,), shape=shape)
+    leaf = plan(truncated=True, leaves=(2,), numbering=numbering)
     kinds = (Characters(), Number("bigint", pa.int64(), "int8"))
     leaf.decode.names = ("v", "_wd_relid")
     leaf.decode.columns = list(zip(leaf.decode.names, kinds, strict=True))

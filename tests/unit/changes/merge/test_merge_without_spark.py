@@ -27,7 +27,7 @@ from tests.support.data.merges import (
 )
 from tests.support.seeds import chosen_random, rounds
 from waldelta.arrow import with_column
-from waldelta.changes.decode.collapse import EventShape
+from waldelta.changes.decode.collapse import ColumnNumbering
 from waldelta.changes.merge.commits import read_commit
 from waldelta.changes.merge.rows import ending_of_leaves
 from waldelta.changes.stage.stage import Ending
@@ -112,7 +112,7 @@ def test_nothing_to_change_still_is_a_commit(job, merged):
 def test_new_rows_without_a_key(job, merged):
     """They are added beside those that are equal."""
     write(job, rows((1, "a", "A")))
-    assert merged(job, [("I", None, 1, "a", "A")], shape=EventShape(3, ())) is not None
+    assert merged(job, [("I", None, 1, "a", "A")], numbering=ColumnNumbering(3, ())) is not None
     assert table(job).to_pyarrow_table()["Id"].to_pylist() == [1, 1]
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.support import pgoutput_encoder as enc
 from tests.support.data.messages import aborted, chunk, commit, decided, plain, prepared, written
 from tests.support.seeds import chosen_seed
-from waldelta.changes.decode.collapse import RAW_ROWS, EventShape
+from waldelta.changes.decode.collapse import RAW_ROWS, ColumnNumbering
 from waldelta.changes.stage import stage
 from waldelta.changes.stage.stage import (
     ROWS_PER_COLLAPSE,
@@ -41,7 +41,7 @@ def test_one_task_collapses_rows_that_change_their_key(moves, may_move, tasks):
 
 def test_new_rows_that_lack_a_value_are_to_be_completed():
     """Updates keep the target's value."""
-    plan = SimpleNamespace(shape=EventShape(4, (0,), (1, 3)))
+    plan = SimpleNamespace(numbering=ColumnNumbering(4, (0,), (1, 3)))
 
     def counted(*rows):
         columns = {

@@ -200,10 +200,10 @@ class JudgedColumns:
     @classmethod
     def of(cls, plan: TargetPlan, *, has_metadata: bool) -> JudgedColumns:
         """Returns the columns of a target's staged changes."""
-        names, shape = plan.decode.names, plan.decode.shape
+        names, numbering = plan.decode.names, plan.decode.numbering
         types = dict(zip(names, plan.decode.types, strict=True))
-        toastable = {names[i]: f"u{i}" for i in shape.toastable}
-        return cls(types, [names[i] for i in shape.key], has_metadata, toastable)
+        toastable = {names[i]: f"u{i}" for i in numbering.toastable}
+        return cls(types, [names[i] for i in numbering.key], has_metadata, toastable)
 
     @property
     def of_target(self) -> TargetColumns:

@@ -25,7 +25,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from waldelta.arrow import Bools, Ints, one_array
-from waldelta.changes.decode.collapse import ACTION_UPSERT, EventShape
+from waldelta.changes.decode.collapse import ACTION_UPSERT, ColumnNumbering
 from waldelta.changes.decode.net_rows import first_of_each, key_codes
 from waldelta.changes.merge.compare import Comparison, HeldRows
 from waldelta.changes.merge.divide import without_partitions
@@ -36,8 +36,8 @@ from waldelta.changes.merge.statements import (
     as_stored,
     commit_statement,
     net_statement,
+    number_staged_columns,
     staged_names,
-    staged_shape,
 )
 from waldelta.changes.merge.target_table import read_query
 from waldelta.changes.stage.net_files import NetFiles, batches, check_rows, parts_at_once
@@ -102,9 +102,9 @@ class ExpectedRows:
     files: frozenset[str] | None = None
 
     @property
-    def shape(self) -> EventShape:
+    def numbering(self) -> ColumnNumbering:
         """Returns the positions of the key among the copy's columns."""
-        return staged_shape(self.copy, self.key)
+        return number_staged_columns(self.copy, self.key)
 
     @property
     def key_types(self) -> list[TargetType]:
@@ -116,13 +116,13 @@ class ExpectedRows:
     def written(self) -> WrittenColumns:
         """Returns the target's columns that its rows are written to."""
         names = [name for name, _ in self.copy.columns]
-        return WrittenColumns(names, self.shape, self.copy.lsn is not None)
+        return WrittenColumns(names, self.numbering, self.copy.lsn is not None)
 
     @property
     def schema(self) -> pa.Schema:
         """Returns the columns of the staged rows: the reason, the action, the key, the values."""
         fields = zip(self.copy.schema, staged_names(self.copy), strict=True)
-        keys = zip(self.shape.bases, self.key_types, strict=True)
+        keys = zip(self.numbering.bases, self.key_types, strict=True)
         return pa.schema(
             [
                 ("why", pa.string()),
@@ -135,7 +135,7 @@ class ExpectedRows:
     @property
     def no_keys(self) -> pa.Table:
         """Returns reasons, actions and keys of no rows."""
-        return self.schema.empty_table().select(["why", "action", *self.shape.bases])
+        return self.schema.empty_table().select(["why", "action", *self.numbering.bases])
 
     def write(
         self, number: int, parts: Iterable[pa.RecordBatch], why: str | None = None
@@ -148,7 +148,7 @@ class ExpectedRows:
         self, name: str, parts: Iterable[pa.RecordBatch], why: str | None = None
     ) -> list[dict[str, Any]]:
         """Stage rows as files of this name, one a bucket; returns their paths, sizes and rows."""
-        names, shape, schema = staged_names(self.copy), self.shape, self.schema
+        names, numbering, schema = staged_names(self.copy), self.numbering, self.schema
 
         def staged() -> Iterator[pa.Table]:
             for part in parts_at_once(parts):
@@ -157,10 +157,10 @@ class ExpectedRows:
                     pa.repeat(pa.scalar(text, pa.string()), len(part))
                     for text in (why, ACTION_UPSERT)
                 ]
-                key = [rows[f"c{i}"] for i in shape.key]
+                key = [rows[f"c{i}"] for i in numbering.key]
                 yield pa.table([*constants, *key, *rows.columns], schema=schema)
 
-        return self.divide_rows("expected", schema, name, staged(), shape.bases)
+        return self.divide_rows("expected", schema, name, staged(), numbering.bases)
 
     def divide(
         self, held: HeldRows, key: Sequence[str], share: Sequence[HeldFile], number: int
@@ -332,7 +332,7 @@ def _differing(
     runner: Runner, expected: ExpectedRows, count: int, target_rows: HeldRows, names: Sequence[str]
 ) -> NetRows:
     """Compare with the target's rows, whose columns have these ``names`` in their files."""
-    folder, bases = f"{expected.folder}/differing", expected.shape.bases
+    folder, bases = f"{expected.folder}/differing", expected.numbering.bases
     written = replace(expected.written, names=names)
     kinds = dict(zip(names, (kind for _, kind in expected.copy.columns), strict=True))
     remove_folder(folder)  # An attempt that failed may have written the folder.
@@ -376,7 +376,7 @@ def _divided(
 
 def _export(runner: Runner, expected: ExpectedRows, frame: DataFrame) -> HeldRows:
     """Have Spark write the rows to compare as files that Arrow reads, with columns ``c<i>``."""
-    folder, shape = f"{expected.folder}/exported", expected.shape
+    folder, numbering = f"{expected.folder}/exported", expected.numbering
     columns = [
         F.expr(kind.exact_sql(quote(name)) if kind.stored_sql(name) != name else quote(name))
         for name, kind in expected.copy.columns
@@ -385,8 +385,11 @@ def _export(runner: Runner, expected: ExpectedRows, frame: DataFrame) -> HeldRow
     raw = [F.col(RAW)] if expected.written.metadata else []
     rows = frame.select(*(c.alias(n) for c, n in zip(columns, names, strict=True)), *raw)
     if not expected.is_whole:
-        keys = runner.spark().read.parquet(expected.bucket("expected", 0)).select(*shape.bases)
-        on = [F.col(f"c{i}") == F.col(base) for base, i in zip(shape.bases, shape.key, strict=True)]
+        keys = runner.spark().read.parquet(expected.bucket("expected", 0)).select(*numbering.bases)
+        on = [
+            F.col(f"c{i}") == F.col(base)
+            for base, i in zip(numbering.bases, numbering.key, strict=True)
+        ]
         rows = rows.join(keys, on, "left_semi")
     rows.write.mode("overwrite").parquet(folder)
     return HeldRows.of_folder(folder, expected.lake)

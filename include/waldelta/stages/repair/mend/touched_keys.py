@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from waldelta.changes.decode.collapse import DELETE, INSERT, EventShape, codes_of
+from waldelta.changes.decode.collapse import DELETE, INSERT, ColumnNumbering, codes_of
 from waldelta.changes.decode.decode import CHANGE_COLUMNS, DecodePlan, decode, typed_key
 from waldelta.changes.decode.net_rows import first_of_each
 from waldelta.changes.decode.target_plan import TargetPlan, plan_target
@@ -94,7 +94,7 @@ def touched_schema(plan: DecodePlan) -> pa.Schema:
     """Returns the schema: ``t<k>``, the key's columns as printed, then ``k<k>`` in the target's
     types.
     """
-    key = plan.shape.key
+    key = plan.numbering.key
     texts = [(f"t{k}", pa.string()) for k in range(len(key))]
     return pa.schema([*texts, *((f"k{k}", plan.types[i].arrow) for k, i in enumerate(key))])
 
@@ -104,19 +104,19 @@ def touched_keys(changes: Iterable[pa.RecordBatch], plan: DecodePlan) -> pa.Tabl
     form.
     """
     plan = _of_key(plan)
-    names = [f"t{k}" for k in range(len(plan.shape.key))]
+    names = [f"t{k}" for k in range(len(plan.numbering.key))]
     tables = [pa.schema([(name, pa.string()) for name in names]).empty_table()]
     for events in (events for part in changes for events in decode(part, plan)):
         op = events["op"].to_numpy()
         for columns, mask in (
-            (plan.shape.old_keys, op != INSERT),
-            ([f"c{i}" for i in plan.shape.key], op != DELETE),
+            (plan.numbering.old_keys, op != INSERT),
+            ([f"c{i}" for i in plan.numbering.key], op != DELETE),
         ):
             rows = events.select(columns).filter(pa.array(mask)).rename_columns(names)
             tables.append(rows.cast(tables[0].schema))
     keys = pa.concat_tables(tables).group_by(names).aggregate([])
     present = np.ones(len(keys), np.bool_)
-    for k, i in enumerate(plan.shape.key):
+    for k, i in enumerate(plan.numbering.key):
         keys = keys.append_column(
             f"k{k}", typed_key(keys[f"t{k}"], plan.types[i], plan.names[i], present)
         )
@@ -125,10 +125,10 @@ def touched_keys(changes: Iterable[pa.RecordBatch], plan: DecodePlan) -> pa.Tabl
 
 def _of_key(plan: DecodePlan) -> DecodePlan:
     """Returns the plan for events with only the key's columns."""
-    key = plan.shape.key
+    key = plan.numbering.key
     return replace(
         plan,
-        shape=EventShape(len(key), tuple(range(len(key)))),
+        numbering=ColumnNumbering(len(key), tuple(range(len(key)))),
         names=tuple(plan.names[i] for i in key),
         types=tuple(plan.types[i] for i in key),
         positions=tuple(tuple(places[i] for i in key) for places in plan.positions),
