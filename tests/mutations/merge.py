@@ -20,8 +20,8 @@ MUTATIONS = (
     ),
     Mutation(
         "changes/merge/statements.py",
-        "case when s.u{i} then t.{quote(written.names[i])} else s.c{i} end",
-        "case when s.u{i} then s.c{i} else t.{quote(written.names[i])} end",
+        "case when s.u{i} then t.{quote(names[i])} else s.c{i} end",
+        "case when s.u{i} then s.c{i} else t.{quote(names[i])} end",
         "Spark replaces unchanged TOASTed values by NULL, and keeps changed ones.",
         (_STATEMENTS,),
     ),

@@ -23,7 +23,7 @@ from waldelta.changes.decode.collapse import (
 )
 from waldelta.changes.merge.file_merge import MOST_NET_BYTES, may_hold, readable_files
 from waldelta.changes.merge.rows import are_equal, match, match_keys
-from waldelta.changes.merge.statements import WrittenColumns
+from waldelta.changes.merge.statements import NetColumns
 from waldelta.changes.stage.net_files import (
     NetFiles,
     at_places,
@@ -61,9 +61,9 @@ class HeldRows:
     files: pa.Table
 
     @classmethod
-    def of(cls, table: TargetVersion, written: WrittenColumns) -> HeldRows | None:
+    def of(cls, table: TargetVersion, net_columns: NetColumns) -> HeldRows | None:
         """Returns the rows of a target; None when only Spark can read them."""
-        files = readable_files(table, written)
+        files = readable_files(table, net_columns)
         if files is None:
             return None
         return cls(table.place.lake, table.place.uri, table.schema, files)
@@ -108,7 +108,7 @@ class Comparison:
 
     net: NetFiles
     held: HeldRows
-    written: WrittenColumns
+    net_columns: NetColumns
     kinds: Mapping[str, TargetType]
     extra: str | None = None
 
@@ -116,9 +116,11 @@ class Comparison:
         """Compare both sides in shares of the target's files."""
         files, count = held_files(self.held.files), sum(self.net.rows)
         if self.extra is None:
-            keys = self.net.read(self.written.bases)
-            bases = [keys[base] for base in self.written.bases]
-            files = list(compress(files, may_hold(self.held.files, self.written.key_names, bases)))
+            keys = self.net.read(self.net_columns.bases)
+            bases = [keys[base] for base in self.net_columns.bases]
+            files = list(
+                compress(files, may_hold(self.held.files, self.net_columns.key_names, bases))
+            )
         # A task reads at least half as many rows as are staged, because it reads all their keys.
         parts = shares(files, count // 2)
         matched, unlike = np.zeros(count, np.int64), np.zeros(count, np.bool_)
@@ -143,11 +145,11 @@ class Comparison:
 
     def _share(self, shares_of_files: Sequence[Sequence[HeldFile]], number: int) -> pa.Table:
         """Compare the rows of a share of the files, as a task."""
-        share, staged = shares_of_files[number], self.net.read(self.written.bases)
-        columns = self.written.key_names
+        share, staged = shares_of_files[number], self.net.read(self.net_columns.bases)
+        columns = self.net_columns.key_names
         keys = pa.concat_tables([self.held.open(file).to_table(columns=columns) for file in share])
         kinds = [self.kinds[name] for name in columns]
-        of_row = match(hashable(keys, kinds), hashable(staged, kinds), self.written)
+        of_row = match(hashable(keys, kinds), hashable(staged, kinds), self.net_columns)
         extra = 0 if self.extra is None else self._stage_extra(keys, of_row < 0, number)
         hits = np.bincount(of_row[of_row >= 0], minlength=len(staged))
         upserts = self._upserts(len(staged))
@@ -160,7 +162,7 @@ class Comparison:
 
         Rows that are too large to compare in memory count as different.
         """
-        compared = self.written.compared
+        compared = self.net_columns.compared
         changes = self.net.take(matched, MOST_NET_BYTES, [*compared.values()])
         if changes is None:
             return matched
@@ -174,7 +176,7 @@ class Comparison:
                 of_part = of_part[places]
                 rows = at_places(part, places)
                 sent = at_places(changes, np.searchsorted(wanted, of_part))
-                unlike[of_part[~are_equal(rows, sent, self.written, self.kinds)]] = True
+                unlike[of_part[~are_equal(rows, sent, self.net_columns, self.kinds)]] = True
         return unlike
 
     def _stage_extra(self, keys: pa.Table, chosen: Bools, number: int) -> int:
@@ -184,7 +186,7 @@ class Comparison:
             return 0
         columns = {
             base: gone[name]
-            for base, name in zip(self.written.bases, self.written.key_names, strict=True)
+            for base, name in zip(self.net_columns.bases, self.net_columns.key_names, strict=True)
         }
         columns["action"] = pa.array([ACTION_DELETE] * len(gone), pa.string())
         arrays = [columns.get(field.name, pa.nulls(len(gone), field.type)) for field in schema]

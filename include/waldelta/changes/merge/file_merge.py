@@ -50,8 +50,8 @@ from waldelta.changes.merge.statements import (
     MERGED_INSERTS,
     MERGED_UPDATES,
     CommitTag,
-    WrittenColumns,
-    written_columns,
+    NetColumns,
+    find_net_columns,
 )
 from waldelta.changes.stage.net_files import (
     NetFiles,
@@ -104,13 +104,13 @@ _FOUND = pa.schema([("found", pa.binary()), ("removed", pa.binary())])
 Duplicates = Sequence[tuple[str, TargetType]]
 
 
-def readable_files(table: TargetVersion, written: WrittenColumns) -> pa.Table | None:
+def readable_files(table: TargetVersion, net_columns: NetColumns) -> pa.Table | None:
     """Returns a target's files (``TargetVersion.files``); None when only Spark can read them, or
     write the columns.
     """
     files = table.files
     is_own = all(is_within(path) for path in files["path"].to_pylist())
-    has_columns = set(table.schema.names).issuperset(written.sources)
+    has_columns = set(table.schema.names).issuperset(net_columns.sources)
     return files if is_own and has_columns and table.is_writable else None
 
 
@@ -147,9 +147,9 @@ class _Tasks:
         return self.layout.schema
 
     @property
-    def written(self) -> WrittenColumns:
+    def net_columns(self) -> NetColumns:
         """The columns that the net changes write."""
-        return self.changes.written
+        return self.changes.net_columns
 
     @property
     def ending(self) -> Ending | None:
@@ -205,9 +205,11 @@ class _Tasks:
 
     def rewrite(self, share: Sequence[HeldFile]) -> pa.Table:
         """Rewrite the files of a share that have a row of the net changes."""
-        keys = [self.open(file).to_table(columns=self.written.key_names) for file in share]
+        keys = [self.open(file).to_table(columns=self.net_columns.key_names) for file in share]
         of_row = match(
-            pa.concat_tables(keys), self.net.read(["action", *self.written.bases]), self.written
+            pa.concat_tables(keys),
+            self.net.read(["action", *self.net_columns.bases]),
+            self.net_columns,
         )
         of_files = np.split(of_row, np.cumsum([len(part) for part in keys])[:-1])
         return self._rewrite_matched(share, of_files)
@@ -288,7 +290,7 @@ class _Tasks:
                 used = np.unique(np.concatenate([of_part[of_part >= 0], added]))
                 place = np.where(of_part >= 0, np.searchsorted(used, of_part), -1)
                 new = np.searchsorted(used, added)
-                write(MergedRows(rows, at_places(changes, used), place, new, self.written))
+                write(MergedRows(rows, at_places(changes, used), place, new, self.net_columns))
                 added = _NOWHERE
         return answers
 
@@ -299,7 +301,7 @@ class _Tasks:
         with self._writing(answers) as write:
             for part in self.net.parts_of(number, mask):
                 new, nothing = np.arange(len(part)), self.schema.empty_table()
-                write(MergedRows(nothing, part, _NOWHERE, new, self.written))
+                write(MergedRows(nothing, part, _NOWHERE, new, self.net_columns))
         return pa.Table.from_pylist(answers, MERGED)
 
     def find(self, first: int, share: Sequence[HeldFile]) -> pa.Table:
@@ -314,7 +316,7 @@ class _Tasks:
         if rows is None:
             return pa.Table.from_pylist([{"found": None}], _FOUND)
         removed = rows.take(pa.array(np.argsort(np.argsort(numbers))))
-        metadata, matches = self.written.metadata, [np.zeros((4, 0), np.int64)]
+        metadata, matches = self.net_columns.metadata, [np.zeros((4, 0), np.int64)]
         for number, file in enumerate(share, first):
             begin = 0
             names = [*(name for name, _ in columns), *([RAW] if metadata else [])]
@@ -343,7 +345,7 @@ class NetChanges:
     """
 
     folder: str
-    written: WrittenColumns
+    net_columns: NetColumns
     is_truncated: bool = False
     duplicates: Duplicates | None = None
     ending: Ending | None = None
@@ -351,11 +353,11 @@ class NetChanges:
     @classmethod
     def of(cls, job: Job, plan: TargetPlan, staged: Staged, tag: CommitTag) -> NetChanges:
         """Returns the staged changes of a plan."""
-        written, duplicates = written_columns(job, plan), None
+        net_columns, duplicates = find_net_columns(job, plan), None
         takes = tag.counts.keys() & {ACTION_UPDATE, ACTION_DELETE}
-        if takes and not (plan.is_truncated or written.numbering.key):
+        if takes and not (plan.is_truncated or net_columns.numbering.key):
             duplicates = plan.decode.columns
-        return cls(staged.folder, written, plan.is_truncated, duplicates, staged.ending)
+        return cls(staged.folder, net_columns, plan.is_truncated, duplicates, staged.ending)
 
 
 def merge_files(
@@ -390,7 +392,10 @@ def _merge(
     table = target.open()
     if table.committed(tag.app_id) >= tag.batch:
         return tag  # Delta skips a repeated MERGE in the same way.
-    net, files = NetFiles.of(changes.folder, target.lake), readable_files(table, changes.written)
+    net, files = (
+        NetFiles.of(changes.folder, target.lake),
+        readable_files(table, changes.net_columns),
+    )
     count = sum(net.rows)
     if files is None or count != net_changes(tag.counts) or count > MOST_NET_ROWS:
         return None
@@ -430,7 +435,7 @@ class _Merge:
     def __init__(self, run: Run, tasks: _Tasks, files: pa.Table) -> None:
         self._run, self._tasks, self._files = run, tasks, files
         self._held = held_files(files)
-        self._keys = tasks.net.read(["action", *tasks.written.bases])
+        self._keys = tasks.net.read(["action", *tasks.net_columns.bases])
         self._applied = np.zeros(len(self._keys), np.bool_)
         self.added: list[NewFile] = []
         self.changes: list[NewFile] = []
@@ -485,17 +490,17 @@ class _Merge:
 
     def _touched(self) -> list[HeldFile]:
         """Returns the files that may have a row of the net changes, or all of a small target."""
-        written, is_small = self._tasks.written, self._tasks.is_small
+        net_columns, is_small = self._tasks.net_columns, self._tasks.is_small
         if self._tasks.changes.is_truncated:
             return []
         if self._tasks.ending is not None:
             return self._held
-        if not written.numbering.key:
+        if not net_columns.numbering.key:
             return self._held if is_small and len(self._held) >= _MOST_FILES else []
         if is_small:
             return self._held
         chosen = may_hold(
-            self._files, written.key_names, [self._keys[base] for base in written.bases]
+            self._files, net_columns.key_names, [self._keys[base] for base in net_columns.bases]
         )
         return list(compress(self._held, chosen))
 

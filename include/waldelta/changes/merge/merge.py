@@ -248,14 +248,14 @@ def _merge(
     target over (take_over_target).
     """
     place = job.lake.target(plan.state.table_name)
-    target, written = place.relation, changes.written
+    target, net_columns = place.relation, changes.net_columns
     source = as_stored(parquet(changes.folder), plan.decode.types)
     if texts := place.open_known().layout.texts:  # Spark itself would store null.
-        texts_of = [column for name, column in written.sources.items() if name in texts]
+        texts_of = [column for name, column in net_columns.sources.items() if name in texts]
         condition = " or ".join(f"{column} = ''" for column in texts_of)
         if runner.spark().sql(f"select 1 from {source} where {condition} limit 1").collect():
             raise empty_value(texts)
-    has_leaves = bool(plan.truncated_leaves) and not written.numbering.key
+    has_leaves = bool(plan.truncated_leaves) and not net_columns.numbering.key
     if changes.duplicates is not None or has_leaves:
         keyless = KeylessTarget.of(job, plan)
         statement = count_statement(target, source, keyless)
@@ -266,5 +266,7 @@ def _merge(
         if has_leaves or updates or deletes:
             return commit_statement(runner, tag, rewrite_statement(target, source, keyless))
     clauses = changes.ending.clauses if changes.ending is not None else ()
-    statement = net_statement(target, source, written, overwrite=plan.is_truncated, others=clauses)
+    statement = net_statement(
+        target, source, net_columns, overwrite=plan.is_truncated, others=clauses
+    )
     return commit_statement(runner, tag, statement)

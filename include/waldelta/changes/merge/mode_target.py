@@ -37,7 +37,7 @@ from waldelta.changes.decode.target_plan import TargetPlan
 from waldelta.changes.merge.compare import hashable
 from waldelta.changes.merge.file_merge import may_hold, readable_files
 from waldelta.changes.merge.rows import combined_raw, has_action, match_keys
-from waldelta.changes.merge.statements import WrittenColumns
+from waldelta.changes.merge.statements import NetColumns
 from waldelta.changes.stage.net_files import NetFiles, batches, parts_at_once
 from waldelta.changes.stage.stage import Ending, Staged
 from waldelta.lake import DeltaTarget, remove_folder, write_parquet
@@ -93,23 +93,26 @@ class ModeTarget:
         return list(self.mode.columns(dict.fromkeys(self.key_names, "")))
 
     @property
-    def written(self) -> WrittenColumns:
+    def net_columns(self) -> NetColumns:
         """The columns that net changes write; an update may keep the old value of any."""
         names = self.names
         identity = () if self.mode.fold.has_changes else (*self.key_names, *self.mode.identity)
         key = tuple(names.index(name) for name in identity)
-        return WrittenColumns(
+        return NetColumns(
             names, ColumnNumbering(len(names), key, tuple(range(len(names)))), metadata=False
         )
 
     @property
     def net_schema(self) -> pa.Schema:
         """The columns of net changes."""
-        written, kinds = self.written, {name: kind.arrow for name, kind in self.types.items()}
-        types = [kinds.get(name, _plain(self.schema, name)) for name in written.names]
-        bases = [(f"b{k}", types[i]) for k, i in enumerate(written.numbering.key)]
-        flags = [(flag, pa.bool_()) for flag in written.numbering.flags]
-        values = zip(written.numbering.values, types, strict=True)
+        net_columns, kinds = (
+            self.net_columns,
+            {name: kind.arrow for name, kind in self.types.items()},
+        )
+        types = [kinds.get(name, _plain(self.schema, name)) for name in net_columns.names]
+        bases = [(f"b{k}", types[i]) for k, i in enumerate(net_columns.numbering.key)]
+        flags = [(flag, pa.bool_()) for flag in net_columns.numbering.flags]
+        values = zip(net_columns.numbering.values, types, strict=True)
         return pa.schema([("action", pa.string()), *bases, *values, *flags])
 
     def key_codes(self, keys: pa.Table) -> Ints:
@@ -181,7 +184,7 @@ class ModeTarget:
 
     def ended(self, current: pa.Table, lsn: pa.ChunkedArray, at: pa.ChunkedArray) -> pa.Table:
         """Returns the updates and deletes of rows whose states end at these positions and times."""
-        seen, names = self.mode.was_seen(current, lsn), self.written.key_names
+        seen, names = self.mode.was_seen(current, lsn), self.net_columns.key_names
         columns = {f"b{k}": current[name] for k, name in enumerate(names)}
         columns["action"] = pc.if_else(seen, ACTION_UPDATE, ACTION_DELETE)
         values = self.mode.ended_values(current, lsn, at)
@@ -343,7 +346,7 @@ def stage_row_versions(
         new_rows = sum(staged.counts.get(action, 0) for action in (ACTION_INSERT, ACTION_UPDATE))
         totals[ACTION_SKIP] += new_rows - counts[ACTION_INSERT] - counts[ACTION_UPSERT]
     net = NetFiles.of(f"{folder}/net", job.lake)
-    names, numbering = tuple(target.names), target.written.numbering
+    names, numbering = tuple(target.names), target.net_columns.numbering
     merged = replace(
         plan,
         truncated=False,
@@ -428,7 +431,7 @@ class _Lookup:
         target, is_log = self.target, self.target.mode.fold.has_changes
         if not target.key or not (self.lacks_values if is_log else self._has_ends):
             return self._nothing
-        files = readable_files(self.place.open(), target.written)
+        files = readable_files(self.place.open(), target.net_columns)
         if files is None:
             return self._stage_join(runner)
         return self._stage_matches(runner, files)

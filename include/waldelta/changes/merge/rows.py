@@ -28,7 +28,7 @@ from waldelta.changes.merge.statements import (
     MERGED_DELETES,
     MERGED_INSERTS,
     MERGED_UPDATES,
-    WrittenColumns,
+    NetColumns,
     of_leaves,
 )
 from waldelta.changes.stage.stage import Ending
@@ -44,15 +44,15 @@ from waldelta.types import TargetType
 from waldelta.types.hstore import Hstore
 
 
-def match(held: pa.Table, net: pa.Table, written: WrittenColumns) -> Ints:
+def match(held: pa.Table, net: pa.Table, net_columns: NetColumns) -> Ints:
     """Return, for each row of the target, the net change of its key; -1 for none.
 
     Both tables need only their key columns.
     """
-    if not written.numbering.key:  # All changes are new rows.
+    if not net_columns.numbering.key:  # All changes are new rows.
         return np.full(len(held), -1, np.int64)
     return match_keys(
-        [held[name] for name in written.key_names], [net[base] for base in written.bases]
+        [held[name] for name in net_columns.key_names], [net[base] for base in net_columns.bases]
     )
 
 
@@ -117,7 +117,7 @@ class MergedRows:
     net: pa.Table
     of_row: Ints
     new: Ints
-    written: WrittenColumns
+    net_columns: NetColumns
 
     @property
     def counts(self) -> dict[str, int]:
@@ -162,7 +162,7 @@ class MergedRows:
         return self._built(self._updated)
 
     def _built(self, stay: Bools) -> pa.Table:
-        schema, sources = self.held.schema, self.written.sources
+        schema, sources = self.held.schema, self.net_columns.sources
         columns = [self._column(field, sources.get(field.name), stay) for field in schema]
         return pa.table(columns, schema=schema)
 
@@ -187,7 +187,7 @@ class MergedRows:
         """Returns the target's raw values, combined where an updated row keeps some, and which rows
         get other ones.
         """
-        names, toastable = self.written.names, self.written.numbering.toastable
+        names, toastable = self.net_columns.names, self.net_columns.numbering.toastable
         keeps = {names[i]: self._keeps(f"c{i}") for i in toastable}
         combines = np.logical_or.reduce([np.zeros(len(before), np.bool_), *keeps.values()])
         combines &= np.asarray(before.is_valid())
@@ -204,7 +204,7 @@ class MergedRows:
     def _keeps(self, source: str) -> Bools:
         """Returns which updated rows keep their value of a column, since none was sent."""
         flag = source.replace("c", "u", 1)
-        if flag not in self.written.numbering.flags:
+        if flag not in self.net_columns.numbering.flags:
             return np.zeros(len(self.held), np.bool_)
         keeps: Bools = np.append(np.asarray(self.net[flag].fill_null(False)), False)
         return self._updated & keeps[self.of_row]
@@ -259,11 +259,11 @@ def _entries(raws: pa.Array) -> tuple[Ints, pa.StructArray]:
 
 
 def are_equal(
-    rows: pa.Table, changes: pa.Table, written: WrittenColumns, kinds: Mapping[str, TargetType]
+    rows: pa.Table, changes: pa.Table, net_columns: NetColumns, kinds: Mapping[str, TargetType]
 ) -> Bools:
     """Returns which rows of the target are stored as the complete change at their place."""
     equal = np.ones(len(rows), np.bool_)
-    for name, source in written.compared.items():
+    for name, source in net_columns.compared.items():
         kind = Hstore() if name == RAW else kinds[name]
         equal &= _are_written_alike(rows[name], changes[source], kind, is_raw=name == RAW)
     return equal

@@ -83,7 +83,7 @@ class CommitTag:
 
 
 @dataclass(frozen=True, slots=True)
-class WrittenColumns:
+class NetColumns:
     """The columns that net changes write: the source's by name, and with ``metadata`` waldelta's
     own.
     """
@@ -114,20 +114,20 @@ class WrittenColumns:
         return [f"b{k}" for k in range(len(self.numbering.key))]
 
 
-def written_columns(job: Job, plan: TargetPlan) -> WrittenColumns:
+def find_net_columns(job: Job, plan: TargetPlan) -> NetColumns:
     """Returns the columns that a plan's net changes write.
 
     Those of a target that keeps more than a mirror have the metadata columns among the others
     (ModeTarget.names), because a row whose state ends keeps them.
     """
     metadata = job.pipeline.target.metadata_columns and not plan.state.kept_as.keeps_rows
-    return WrittenColumns(plan.decode.names, plan.decode.numbering, metadata)
+    return NetColumns(plan.decode.names, plan.decode.numbering, metadata)
 
 
 def net_statement(
     target: str,
     source: str,
-    written: WrittenColumns,
+    net_columns: NetColumns,
     *,
     overwrite: bool = False,
     others: Iterable[str] = (),
@@ -138,7 +138,7 @@ def net_statement(
     the new rows; so it is for a table that was truncated, where it overwrites. ``others`` are
     conditions and actions for rows that no change names, as a TRUNCATE needs them.
     """
-    numbering, values = written.numbering, written.sources
+    names, numbering, values = net_columns.names, net_columns.numbering, net_columns.sources
     columns = ", ".join(map(quote, values))
     if overwrite or not numbering.key:
         return (
@@ -147,15 +147,15 @@ def net_statement(
             f"from {source}\n"
             f"where action in ('{ACTION_INSERT}', '{ACTION_UPSERT}')"
         )
-    keys = zip(written.key_names, written.bases, strict=True)
+    keys = zip(net_columns.key_names, net_columns.bases, strict=True)
     on = " and ".join(f"t.{quote(name)} = s.{base}" for name, base in keys)
     new = {name: f"s.{value}" for name, value in values.items()}
     changed = new | {
-        written.names[i]: f"case when s.u{i} then t.{quote(written.names[i])} else s.c{i} end"
+        names[i]: f"case when s.u{i} then t.{quote(names[i])} else s.c{i} end"
         for i in numbering.toastable
     }
-    if written.metadata:
-        changed[RAW] = merged_raw(written.names, numbering.toastable)
+    if net_columns.metadata:
+        changed[RAW] = merged_raw(names, numbering.toastable)
     return (
         f"merge into {target} as t\n"
         f"using {source} as s\n"

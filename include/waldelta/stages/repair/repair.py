@@ -544,7 +544,14 @@ def _merge(work: _Work, rows: RepairRows, state: TableState, net: NetRows) -> Ta
     job, name, folder = work.job, state.table_name, net.files.folder
     tag, expected = repair_tag(state, job.run_id, net.counts), rows.expected(job.lake, folder)
     merge_differences(
-        work.runner, job, name, expected.written, expected.copy, folder, tag=tag, fence=work.lock
+        work.runner,
+        job,
+        name,
+        expected.net_columns,
+        expected.copy,
+        folder,
+        tag=tag,
+        fence=work.lock,
     )
     # A touched key that the target never had isn't a skipped change.
     return replace(read_commit(job, state, tag), skipped=0)

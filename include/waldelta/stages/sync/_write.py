@@ -266,7 +266,7 @@ def mend_target(
 
     def merge(expected: ExpectedRows, folder: str, tag: CommitTag) -> CommitTag:
         return merge_differences(
-            runner, job, name, expected.written, rows.copy, folder, tag=tag, fence=rows.fence
+            runner, job, name, expected.net_columns, rows.copy, folder, tag=tag, fence=rows.fence
         )
 
     try:
@@ -449,7 +449,7 @@ def _merge_as_changes(
             runner,
             job,
             name,
-            mode_target.written,
+            mode_target.net_columns,
             copy,
             f"{folder}-kept/net",
             tag=tag,

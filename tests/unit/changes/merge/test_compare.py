@@ -10,7 +10,7 @@ from tests.support.data.merges import net_of, one_by_one, plan, staged, write_fi
 from waldelta.changes.decode.collapse import ColumnNumbering
 from waldelta.changes.merge.compare import Comparison, HeldRows
 from waldelta.changes.merge.rows import match
-from waldelta.changes.merge.statements import WrittenColumns
+from waldelta.changes.merge.statements import NetColumns
 from waldelta.changes.stage import net_files
 from waldelta.changes.stage.net_files import NetFiles
 from waldelta.lake import open_parquet
@@ -40,7 +40,7 @@ def comparison(job, rows, extra=None) -> Comparison:
     net = NetFiles.of(staged(job, pa.Table.from_pylist(changes, schema)), job.lake)
     kinds = [target_type(PgType(20, -1, "bigint")), *[target_type(PgType(25, -1, "text"))] * 2]
     names = plan().decode.names
-    written = WrittenColumns(names, ColumnNumbering(3, (0,)), True)
+    written = NetColumns(names, ColumnNumbering(3, (0,)), True)
     held = HeldRows.of(job.lake.target("s.t").open(), written)
     return Comparison(net, held, written, dict(zip(names, kinds, strict=True)), extra)
 
@@ -84,7 +84,7 @@ def test_keys_are_matched_whatever_their_order(kind):
     numbers = np.random.default_rng(7).permutation(50)
     net = pa.array([*numbers[:30].tolist(), None], pa.int64()).cast(kind)
     held = pa.array([None, *numbers[10:].tolist()], pa.int64()).cast(kind)
-    written = WrittenColumns(["id"], ColumnNumbering(1, (0,)), False)
+    written = NetColumns(["id"], ColumnNumbering(1, (0,)), False)
     found = match(pa.table({"id": held}), pa.table({"b0": net}), written)
     assert found.tolist() == [-1, *range(10, 30), *[-1] * 20]
 

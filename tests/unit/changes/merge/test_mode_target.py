@@ -68,7 +68,7 @@ def held(mode: str, *rows: dict) -> pa.Table:
 
 def changes(mode: str, net: pa.Table) -> list[dict]:
     """Net changes by column: the values that they write, and the key of the row they change."""
-    written = target_of(mode).written
+    written = target_of(mode).net_columns
     return [
         {
             "action": row["action"],

@@ -2,7 +2,7 @@
 
 from waldelta.changes.decode.collapse import ColumnNumbering
 from waldelta.changes.merge.merge import KeylessTarget, rewrite_statement
-from waldelta.changes.merge.statements import WrittenColumns, net_statement, of_leaves
+from waldelta.changes.merge.statements import NetColumns, net_statement, of_leaves
 from waldelta.types import stored_type
 from waldelta.types.hstore import Hstore
 from waldelta.types.numeric import NumericAsText
@@ -10,7 +10,7 @@ from waldelta.types.text import Text
 
 NUMBERING = ColumnNumbering(column_count=3, key=(1,), toastable=(2,))
 NAMES = ("v", "the `key`", "it's")
-PLAIN, WITH_METADATA = (WrittenColumns(NAMES, NUMBERING, metadata) for metadata in (False, True))
+PLAIN, WITH_METADATA = (NetColumns(NAMES, NUMBERING, metadata) for metadata in (False, True))
 
 
 def test_merge_statement():
@@ -54,7 +54,7 @@ def test_merge_statement_keeps_verbatim_values_of_unchanged_columns():
 
 def test_insert_statement():
     """Without a key rows are added; after a TRUNCATE they replace what was there."""
-    added = net_statement("delta.`u`", "src", WrittenColumns(NAMES, ColumnNumbering(3, ()), False))
+    added = net_statement("delta.`u`", "src", NetColumns(NAMES, ColumnNumbering(3, ()), False))
     assert added.startswith(
         "insert into delta.`u` (`v`, `the ``key```, `it's`)\nselect c0, c1, c2\nfrom src"
     )

@@ -32,7 +32,7 @@ from waldelta.changes.merge.divide import without_partitions
 from waldelta.changes.merge.file_merge import NetChanges, merge_files
 from waldelta.changes.merge.statements import (
     CommitTag,
-    WrittenColumns,
+    NetColumns,
     as_stored,
     commit_statement,
     net_statement,
@@ -113,10 +113,10 @@ class ExpectedRows:
         return [types[name] for name in self.key]
 
     @property
-    def written(self) -> WrittenColumns:
+    def net_columns(self) -> NetColumns:
         """Returns the target's columns that its rows are written to."""
         names = [name for name, _ in self.copy.columns]
-        return WrittenColumns(names, self.numbering, self.copy.lsn is not None)
+        return NetColumns(names, self.numbering, self.copy.lsn is not None)
 
     @property
     def schema(self) -> pa.Schema:
@@ -300,10 +300,10 @@ def differences(
     more (TargetMode.live_query). Raises NeedsSync for a target with a key twice, or with too many
     differences, and StagedLost.
     """
-    names = expected.written.names
+    names = expected.net_columns.names
     try:
         table = target.open()
-        rows = HeldRows.of(table, expected.written)
+        rows = HeldRows.of(table, expected.net_columns)
         if live is not None and rows is not None:
             rows = _read(expected, table, live)
         if rows is not None:
@@ -333,14 +333,16 @@ def _differing(
 ) -> NetRows:
     """Compare with the target's rows, whose columns have these ``names`` in their files."""
     folder, bases = f"{expected.folder}/differing", expected.numbering.bases
-    written = replace(expected.written, names=names)
+    net_columns = replace(expected.net_columns, names=names)
     kinds = dict(zip(names, (kind for _, kind in expected.copy.columns), strict=True))
     remove_folder(folder)  # An attempt that failed may have written the folder.
     first, read, differing = 1, 0, 0
-    for number, of_bucket in enumerate(_divided(runner, expected, target_rows, written.key_names)):
+    for number, of_bucket in enumerate(
+        _divided(runner, expected, target_rows, net_columns.key_names)
+    ):
         net = expected.net_files(number)
         extra = folder if expected.is_whole else None
-        comparison = Comparison(net, of_bucket, written, kinds, extra).run(runner)
+        comparison = Comparison(net, of_bucket, net_columns, kinds, extra).run(runner)
         if comparison.is_doubled:
             raise NeedsSync(_DOUBLED)
         mask = np.asarray(comparison.actions.is_valid())
@@ -382,7 +384,7 @@ def _export(runner: Runner, expected: ExpectedRows, frame: DataFrame) -> HeldRow
         for name, kind in expected.copy.columns
     ]
     names = [f"c{i}" for i in range(len(columns))]
-    raw = [F.col(RAW)] if expected.written.metadata else []
+    raw = [F.col(RAW)] if expected.net_columns.metadata else []
     rows = frame.select(*(c.alias(n) for c, n in zip(columns, names, strict=True)), *raw)
     if not expected.is_whole:
         keys = runner.spark().read.parquet(expected.bucket("expected", 0)).select(*numbering.bases)
@@ -399,7 +401,7 @@ def merge_differences(  # noqa: PLR0913 - a target, what is written to it, and h
     runner: Runner,
     job: Job,
     name: str,
-    written: WrittenColumns,
+    net_columns: NetColumns,
     copy: TableCopy,
     folder: str,
     *,
@@ -407,7 +409,7 @@ def merge_differences(  # noqa: PLR0913 - a target, what is written to it, and h
     fence: Fence,
 ) -> CommitTag:
     """Commit the net changes of a copy's rows, staged in ``folder``, in one commit."""
-    merge = partial(merge_files, runner, job, name, NetChanges(folder, written), tag, fence)
+    merge = partial(merge_files, runner, job, name, NetChanges(folder, net_columns), tag, fence)
     earlier_tag = without_partitions(runner, job.lake.target(name).open, name, merge)
     if earlier_tag is not None:
         return earlier_tag
@@ -415,4 +417,4 @@ def merge_differences(  # noqa: PLR0913 - a target, what is written to it, and h
     fence.verify()
     types = [kind for _, kind in copy.columns]
     target, source = job.lake.target(name), as_stored(parquet(folder), types)
-    return commit_statement(runner, tag, net_statement(target.relation, source, written))
+    return commit_statement(runner, tag, net_statement(target.relation, source, net_columns))
