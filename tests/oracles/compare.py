@@ -118,7 +118,7 @@ def compare_target(
                 .mapInArrow(once(reader), ddl(copy.schema))
             )
             source = stored_frame(source, copy.columns)
-            target = state.kept_as.live_rows(
+            target = state.target_mode.live_rows(
                 _read_target(runner, place.uri, version), state.key_columns
             )
             _check_columns(table_id, source.dtypes, target.dtypes)
@@ -219,7 +219,7 @@ def _read_here(
 ) -> pa.Table | None:
     """The target's rows as delta-rs reads them; None where Spark has to."""
     is_variant = any(kind.stored_sql("x") != "x" for _, kind in copy.columns)
-    if state.kept_as is not MIRROR or is_variant:
+    if state.target_mode is not MIRROR or is_variant:
         return None
     table = DeltaTable(place.uri, version=version, storage_options=place.lake.storage_options)
     # delta-rs reads neither mapped columns nor deletion vectors.

@@ -194,7 +194,7 @@ def _target(lifecycle: TableLifecycle, quarantined: int, discarded: int) -> dict
     return {
         "action": str(lifecycle.action),
         "status": state.status if state is not None else None,
-        "mode": str(state.kept_as) if state is not None else None,
+        "mode": str(state.target_mode) if state is not None else None,
         "copy_skipped": state is not None and bool(state.copy_skipped),
         "generation": state.generation if state is not None else 0,
         "reason": lifecycle.why or (state.reason if state is not None else None),

@@ -357,7 +357,7 @@ def content_label(state: TableState) -> str:
     """
     missing = [f"{operation}s" for operation in _missing(state)]
     parts = [
-        *([str(state.kept_as)] if state.kept_as != MIRROR else []),
+        *([str(state.target_mode)] if state.target_mode != MIRROR else []),
         *(["without a copy"] if state.copy_skipped else []),
         *(["filtered"] if state.row_filter or state.target_filter else []),
         *([f"no {', '.join(missing)}"] if missing else []),
@@ -368,8 +368,8 @@ def content_label(state: TableState) -> str:
 def _limits(state: TableState) -> Iterator[str]:
     if state.status != SYNCED:
         yield _UNFINISHED[state.status]
-    if state.kept_as != MIRROR:
-        yield f"mode {state.kept_as}: {state.kept_as.summary}"
+    if state.target_mode != MIRROR:
+        yield f"mode {state.target_mode}: {state.target_mode.summary}"
     if state.copy_skipped:
         yield "no initial copy: earlier rows of the source are missing"
     if filters := [text for text in (state.row_filter, state.target_filter) if text]:

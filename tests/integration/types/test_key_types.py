@@ -107,7 +107,7 @@ def target_rows(database, job, name, kind) -> list[tuple[str, str]]:
     """The rows that a target says its source has, with keys as PostgreSQL prints their texts."""
     state = job.read_states()[f"public.{name}"]
     table = job.lake.target(state.table_name).open()
-    rows = read_query(table, state.kept_as.live_query(["k", "v"], state.key_columns)).read_all()
+    rows = read_query(table, state.target_mode.live_query(["k", "v"], state.key_columns)).read_all()
     texts = state.columns[0].stored_as.pg_text(one_array(rows["k"])).to_pylist()
     given = "unnest(%s::text[], %s::text[]) r(k, v)"
     printed = f"select cast(cast(k as {kind}) as text), v from {given}"

@@ -119,8 +119,7 @@ def plan_target(
     stream, snapshot = batch_range.stream, Snapshot.parse(state.snapshot)
     check_prepared(stream, state, snapshot)
     volume = batch_range.volume(state)
-    # A recreated leaf of a partitioned table counts as a new leaf, so only other tables are
-    # checked.
+    # A recreated leaf counts as a new leaf, so a target that merges partitions isn't checked.
     if state.root_id is None:
         _check_not_recreated(stream, state, catalog)
     described = read_versions(stream, state.relation_ids) if volume.rows else []
@@ -129,7 +128,8 @@ def plan_target(
     evolution = _plan_evolution(read_types, state, relations, catalog, rules, is_empty=is_empty)
     truncated_at = last_truncates(stream, state, snapshot)
     decode = plan_decode(read_types, batch_range, state, versions, evolution, rules)
-    if (mode := state.kept_as).keeps_rows:  # Rows from before a TRUNCATE are part of its history.
+    if (mode := state.target_mode).keeps_rows:
+        # Rows from before a TRUNCATE are part of its history.
         truncates = read_truncations(stream, state, snapshot)
         decode = replace(decode, unfolding=Unfolding(mode.fold, state.snapshot_lsn, truncates))
     else:

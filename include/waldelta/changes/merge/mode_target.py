@@ -335,8 +335,9 @@ def stage_row_versions(
     """
     decode, place = plan.decode, job.lake.target(plan.state.table_name)
     target = ModeTarget(
-        plan.state.kept_as, dict(decode.columns), decode.numbering.key, decode.numbering.toastable,
-        place.open().schema, decode.unfolding.truncates if decode.unfolding else (),
+        plan.state.target_mode, dict(decode.columns), decode.numbering.key,
+        decode.numbering.toastable, place.open().schema,
+        decode.unfolding.truncates if decode.unfolding else (),
     )  # fmt: skip
     target.mode.check_stored_key(plan.state.table_name, target.schema, target.key_names)
     versions = NetFiles.of(staged.folder, job.lake)

@@ -120,7 +120,7 @@ def find_net_columns(job: Job, plan: TargetPlan) -> NetColumns:
     Those of a target that keeps more than a mirror have the metadata columns among the others
     (ModeTarget.names), because a row whose state ends keeps them.
     """
-    metadata = job.pipeline.target.metadata_columns and not plan.state.kept_as.keeps_rows
+    metadata = job.pipeline.target.metadata_columns and not plan.state.target_mode.keeps_rows
     return NetColumns(plan.decode.names, plan.decode.numbering, metadata)
 
 

@@ -352,7 +352,7 @@ def _rewrite(
     """Replace the target's rows by those with the new columns; external writers' columns stay."""
     name, target = state.table_name, job.lake.target(state.table_name)
     kept = job.pipeline.target.metadata_columns
-    mode, foreign = state.kept_as if kept else None, foreign_columns(job, state)
+    mode, foreign = state.target_mode if kept else None, foreign_columns(job, state)
     with writing_target(target):
         if reshape_small(target, evolution, types, tag, mode, foreign):
             return

@@ -376,7 +376,7 @@ class TableState(LedgerRow):
     table: ClassVar[str] = "tables"
 
     @property
-    def kept_as(self) -> TargetMode:
+    def target_mode(self) -> TargetMode:
         """The target's mode."""
         return named_mode(self.mode)
 

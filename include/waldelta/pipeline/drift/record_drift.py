@@ -100,7 +100,7 @@ def check_drift(
     if evolves:
         mark_for_copy_if_unchanged(job, state, f"{name}: {reasons}")
         # Where the target isn't a mirror, a new copy repairs it and leaves the kept rows alone.
-        drifted |= {name: drift.repair} if state.kept_as.supports(Feature.MEND) else {}
+        drifted |= {name: drift.repair} if state.target_mode.supports(Feature.MEND) else {}
     elif drift.is_new:
         # Log at once: a run that is killed after the record was written has reported the drift,
         # too.
@@ -197,10 +197,10 @@ def check_mode(job: Job, state: TableState) -> None:
     """
     name, target = state.table_name, job.pipeline.target
     mode, copies = target.mode_of(name), target.copies(name)
-    if state.kept_as == mode and copies == (not state.copy_skipped):
+    if state.target_mode == mode and copies == (not state.copy_skipped):
         return
-    state.kept_as.check_change(name, mode)
-    if state.kept_as == mode and not copies:
+    state.target_mode.check_change(name, mode)
+    if state.target_mode == mode and not copies:
         why = (
             "the pipeline file says copy: false now: from now on the target lacks rows that only a"
             " copy could add"
@@ -210,7 +210,7 @@ def check_mode(job: Job, state: TableState) -> None:
         return
     reason = (
         f"{name}: the pipeline file says"
-        f" {f'mode {mode}' if state.kept_as != mode else 'copy: true'} now"
+        f" {f'mode {mode}' if state.target_mode != mode else 'copy: true'} now"
     )
     if may_resync(job, state):
         mark_for_copy_if_unchanged(job, state, reason)

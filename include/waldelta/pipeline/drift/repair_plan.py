@@ -175,8 +175,8 @@ def why_other_rows(state: TableState) -> str | None:
     """Returns why a target differs from its source on purpose, or None."""
     if state.copy_skipped:
         return "its existing rows were not copied (copy: false), so it lacks rows by design"
-    if not state.kept_as.supports(Feature.MEND):
-        return f"its target keeps rows that the source no longer has (mode {state.kept_as})"
+    if not state.target_mode.supports(Feature.MEND):
+        return f"its target keeps rows that the source no longer has (mode {state.target_mode})"
     return None
 
 
@@ -187,8 +187,8 @@ def obstacle(repair: Repair) -> str | None:
     present = {(c.attnum, c.name, c.type.oid, c.type.typmod) for c in table.columns}
     checks = [
         (
-            not state.kept_as.supports(Feature.MEND),
-            f"it is kept as {state.kept_as}, which a repair would overwrite",
+            not state.target_mode.supports(Feature.MEND),
+            f"it is kept as {state.target_mode}, which a repair would overwrite",
         ),
         (
             str(table.id) != (state.source_table or state.table_name),

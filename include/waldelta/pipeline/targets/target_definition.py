@@ -222,7 +222,7 @@ def _of_columns(job: Job, state: TableState, types: Mapping[str, str]) -> list[_
 
 def _of_mode(state: TableState) -> dict[str, str]:
     kinds = {column.name: column.spark_type for column in state.columns}
-    return state.kept_as.columns({name: kinds[name] for name in state.key_columns})
+    return state.target_mode.columns({name: kinds[name] for name in state.key_columns})
 
 
 def _is_of_type(kind: str | None, state_type: str) -> bool:

@@ -354,7 +354,7 @@ def _stage_and_commit(
     check_columns(job, plan.state)
     changes = stage(run.runner, change_log, plan, f"{staged}/net")
     judged = partial(judge, run.runner, job, plan, gate) if gate is not None else None
-    if state.kept_as.completes_rows:
+    if state.target_mode.completes_rows:
         changes = complete_rows(
             run.runner, job, change_log, plan, changes, run.quarantine, judge=judged, fence=fence
         )

@@ -342,7 +342,7 @@ def _read_source(
 
 def _has_nothing_to_report(job: Job, state: TableState, source: _Source) -> bool:
     target, catalog = source.targets.get(state.table_name), source.catalog_tables[state.table_name]
-    if state.kept_as != job.pipeline.target.mode_of(state.table_name) or unsent_changes(
+    if state.target_mode != job.pipeline.target.mode_of(state.table_name) or unsent_changes(
         state, catalog.storage, outdated_columns(job, state, catalog.storage)
     ):
         return False

@@ -119,7 +119,7 @@ def changed_since(history: CheckHistory, target: CheckedTarget, plan: SuitePlan)
     last_pass = history.last_met(target, plan)
     if last_pass is None or last_pass.end_lsn is None:
         return None
-    if target.state.kept_as.keeps_rows or target.version - last_pass.version > MOST_COMMITS:
+    if target.state.target_mode.keeps_rows or target.version - last_pass.version > MOST_COMMITS:
         return None
     seen = last_pass.version
     for commit in target.table.log.behind(last_pass.version):

@@ -198,7 +198,7 @@ class SuiteEvaluation:
         with leave_to_spark(f"counts the failing rows of {self.plan.table}"):
             if (dataset := written_since(table, met)) is not None:
                 target = self.rows.target
-                if target.state.kept_as.keeps_rows:
+                if target.state.target_mode.keeps_rows:
                     read = partial(target.read_live, table)
                     return count_rows(target.live_columns(table), read, conditions, where)
                 return count_written(dataset, conditions, where)
@@ -411,7 +411,7 @@ def met_before(
         is_full = needs_full_check(run, target)
     else:
         is_full = state.table_name not in outcome.written
-    if is_full or state.kept_as.keeps_rows or (table is not None and table.is_small):
+    if is_full or state.target_mode.keeps_rows or (table is not None and table.is_small):
         return None
     return met_at(run.history, target, plan)
 

@@ -127,7 +127,9 @@ class SuiteJudge:
             target = self.job.lake.target(table)
             if state is None or state.status != SYNCED or (version := target.find()) is None:
                 return None
-            rows = state.kept_as.live_rows(target.frame(spark, version.version), state.key_columns)
+            rows = state.target_mode.live_rows(
+                target.frame(spark, version.version), state.key_columns
+            )
             return rows.limit(MOST_ROWS)
         except SlotMissing:  # Before the first setup there are no rows.
             return None

@@ -363,8 +363,8 @@ def keeps_earlier_rows(job: Job, table: str, key: Sequence[str]) -> bool:
     states = job.ledger.complete_states(table)
     if not states or not job.lake.target(table).exists:
         return False
-    states[-1].kept_as.check_change(table, mode)
-    return states[-1].kept_as.keeps_rows
+    states[-1].target_mode.check_change(table, mode)
+    return states[-1].target_mode.keeps_rows
 
 
 def _mode_columns(mode: TargetMode, rows: CopyRows) -> list[TargetColumn]:

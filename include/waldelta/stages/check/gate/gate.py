@@ -132,7 +132,7 @@ def judge(
 
     Raises QualityFailed when none may, and ConfigError for a gate that can't be evaluated.
     """
-    if gate.problem is None and not plan.state.kept_as.supports(Feature.GATES):
+    if gate.problem is None and not plan.state.target_mode.supports(Feature.GATES):
         raise ConfigError(
             f"{gate.table}: its changes wait, since it has expectations with a gate, which only a"
             " target of mode mirror supports: set gate: warn"

@@ -56,7 +56,7 @@ class CheckedTarget:
         """Returns the target's live rows: without rows deleted on the source, and without former
         row versions.
         """
-        return self.state.kept_as.live_rows(self.all_rows(runner), self.state.key_columns)
+        return self.state.target_mode.live_rows(self.all_rows(runner), self.state.key_columns)
 
     def all_rows(self, runner: Runner) -> DataFrame:
         """Returns all rows of the target, also those that the source no longer has."""
@@ -69,16 +69,16 @@ class CheckedTarget:
     def live_columns(self, version: TargetVersion) -> list[str]:
         """Returns the columns of live rows."""
         names = version.schema.names
-        return self.state.kept_as.source_columns(names, self.state.key_columns)
+        return self.state.target_mode.source_columns(names, self.state.key_columns)
 
     def read_live(self, version: TargetVersion, columns: Sequence[str]) -> Iterator[pa.Table]:
         """Yields columns of the live rows of a target that keeps more, a few rows at a time."""
-        text = self.state.kept_as.live_query(columns, self.state.key_columns)
+        text = self.state.target_mode.live_query(columns, self.state.key_columns)
         return (pa.Table.from_batches([batch]) for batch in read_query(version, text))
 
     def live_rows(self, version: TargetVersion) -> VersionRows:
         """Returns the version's live rows, as rows_of() reads them without Spark."""
-        mode, key = self.state.kept_as, self.state.key_columns
+        mode, key = self.state.target_mode, self.state.key_columns
         if not mode.keeps_rows:
             return version
         return LiveRows(version, mode.live_query(self.live_columns(version), key))
@@ -221,7 +221,7 @@ def touched(reference: Reference, since: int | None, facts: ReferenceFacts) -> R
     there = facts.changed.get(reference.referenced.table)
     if (
         since is None
-        or reference.referring.target.state.kept_as.keeps_rows
+        or reference.referring.target.state.target_mode.keeps_rows
         or (there is not None and there.lost_rows)
     ):
         return reference
@@ -304,7 +304,7 @@ def _of_states(referring: TableState, referenced: TableState) -> str | None:
         f"the row filter of {referring.table_name} has changed since its copy, so the target may"
         " keep rows that no longer pass it": bool(referring.later_filters),
         f"{referring.table_name} keeps deleted rows, and has no key to find them by":
-            referring.kept_as.keeps_rows and not referring.key_columns,
+            referring.target_mode.keeps_rows and not referring.key_columns,
     }  # fmt: skip
     for state in (referring, referenced):
         missing = ", ".join(sorted(_OPERATIONS - _published(state)))

@@ -104,7 +104,7 @@ class TargetRows:
 
     def broken_rows(self) -> dict[str, FailingRows]:
         """Returns the rows that break each invariant of the mode, by its label."""
-        mode, key = self.target.state.kept_as, self.target.state.key_columns
+        mode, key = self.target.state.target_mode, self.target.state.key_columns
         with leave_to_spark(f"judges what {self.target.state.table_name} keeps"):
             table = self.target.open()
             if not table.place.lake.on_spark and has_few_keys(table, key):
@@ -125,7 +125,7 @@ class TargetRows:
         is_single, since, key = len(columns) == 1, self.met if are_met else None, None
         with leave_to_spark(f"compares the keys of {self.target.state.table_name}"):
             # In other rows than live ones, keys occur again.
-            if not self.target.state.kept_as.keeps_rows and (is_single or since is not None):
+            if not self.target.state.target_mode.keeps_rows and (is_single or since is not None):
                 key = IntegerKey.of(table, columns[0])
             if key is not None and since is not None:
                 key = key.written_since(since)

@@ -105,7 +105,7 @@ def _key(facts: TargetFacts) -> Iterator[Rule]:
 
 
 def _kept_rows(facts: TargetFacts) -> Iterator[Rule]:
-    for rule in facts.state.kept_as.rules(facts.state.key_columns):
+    for rule in facts.state.target_mode.rules(facts.state.key_columns):
         kwargs = {"columns": [KEPT_ROWS, rule.label], "meaning": rule.meaning}
         yield kwargs, rule.severity, "pipeline", rule.title
 
@@ -133,7 +133,7 @@ def _rows_without_parent(planned: Sequence[PlannedExpectation], rows: TargetRows
 def _unknown_values(facts: TargetFacts) -> Iterator[Rule]:
     rows = facts.rules.unknown_rows
     # A changelog has the rows anyway, and records which values they lack.
-    if rows is not None and facts.state.kept_as.completes_rows:
+    if rows is not None and facts.state.target_mode.completes_rows:
         observed = describe_unknown(rows)
         kwargs = {"meaning": VALUES_KNOWN, "is_met": not rows, "observed": observed}
         yield kwargs, "warning", "pipeline", VALUES_KNOWN

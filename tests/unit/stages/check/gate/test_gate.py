@@ -25,7 +25,7 @@ from waldelta.types import stored_type
 
 def test_a_target_that_keeps_more_than_a_mirror_has_no_gate():
     """Its staged changes are states, several of one key maybe: nothing is judged in part."""
-    plan = SimpleNamespace(state=SimpleNamespace(kept_as=MODES["history"]))
+    plan = SimpleNamespace(state=SimpleNamespace(target_mode=MODES["history"]))
     with pytest.raises(ConfigError, match="only a target of mode mirror supports"):
         judge(None, None, plan, TableGate("public.t"), None)
 
