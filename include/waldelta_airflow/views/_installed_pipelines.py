@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import urlsplit
@@ -78,6 +78,8 @@ class DagState:
     run_state: str | None = None
     run_at: datetime | None = None
     schedule: str | None = None  # The schedule in words.
+    next_run_at: datetime | None = None
+    is_stale: bool = False
     may_trigger: bool = False
     may_unpause: bool = False
 
@@ -94,18 +96,21 @@ def dag_of_verb(pipeline: str, verb: str) -> str | None:
 
 
 def read_dags(session: Session, pipelines: Collection[str]) -> dict[str, tuple[DagState, ...]]:
-    """Returns the DAGs of each pipeline that Airflow has parsed, in the order of DAG_VERBS."""
+    """Returns the DAGs of each pipeline that Airflow has parsed, in the order of DAG_VERBS; also
+    stale ones, whose file it doesn't find any more.
+    """
     ids = {dag_id_of(name, kind): (name, kind) for name in pipelines for kind in DAG_VERBS}
-    columns = (DagModel.dag_id, DagModel.is_paused, DagModel.timetable_description)
-    asked = select(*columns).where(DagModel.dag_id.in_(ids), ~DagModel.is_stale)
-    dags: dict[str, Any] = {dag_id: row for dag_id, *row in session.execute(asked)}
+    model = DagModel
+    columns = (model.timetable_description, model.next_dagrun_create_after, model.is_stale)
+    query = select(model.dag_id, model.is_paused, *columns).where(model.dag_id.in_(ids))
+    dags: dict[str, Any] = {dag_id: row for dag_id, *row in session.execute(query)}
     runs = {dag_id: run for dag_id, *run in _runs(session, dags)}
     states: dict[str, list[DagState]] = {name: [] for name in pipelines}
     for dag_id, (name, kind) in ids.items():
         if dag_id in dags:
-            is_paused, text = dags[dag_id]
-            run_id, state, at = runs.get(dag_id, (None, None, None))
-            states[name].append(DagState(kind, dag_id, bool(is_paused), run_id, state, at, text))
+            is_paused, *values = dags[dag_id]
+            run = runs.get(dag_id, (None, None, None))
+            states[name].append(DagState(kind, dag_id, bool(is_paused), *run, *values))
     return {name: tuple(of_pipeline) for name, of_pipeline in states.items()}
 
 
@@ -356,46 +361,49 @@ class Schedule(DagsOfPipeline):
 
 def read_schedules(pipelines: Collection[PipelineFile]) -> dict[str, Schedule]:
     """Returns what Airflow knows by pipeline, without pipelines whose DAGs it lacks (yet)."""
-    names = [pipeline.pipeline for pipeline in pipelines]
-    kinds: tuple[DagKind, ...] = ("cdc", *WATCHED)
-    ids = [dag_id_of(name, kind) for name in names for kind in kinds]
-    columns = (DagModel.dag_id, DagModel.is_paused, DagModel.next_dagrun_create_after)
     with _session("DAG runs") as session:
-        dags = session.execute(select(*columns).where(DagModel.dag_id.in_(ids)))
-        known = {dag_id: (bool(is_paused), due) for dag_id, is_paused, due in dags}
-        schedules = _read_schedules(session, names, known)
+        dags = read_dags(session, [one.pipeline for one in pipelines])
+        of_cdc = {name: dag for name, of in dags.items() for dag in of if dag.kind == "cdc"}
+        ended, succeeded, idle = _ended_runs(session, [dag.dag_id for dag in of_cdc.values()])
         # Workers may have connections in their own environment. So once a run has succeeded,
         # connections aren't searched.
-        new = [
-            one for one in pipelines if (s := schedules.get(one.pipeline)) and not s.succeeded_at
-        ]
+        tried = {name for name, dag in of_cdc.items() if dag.dag_id not in succeeded}
+        new = [one for one in pipelines if one.pipeline in tried]
         pools, connections = read_pools(session, pipelines), read_connections(session, new)
-        lacks, states = describe_missing(pools, connections), read_dags(session, names)
+        lacks = describe_missing(pools, connections)
         heartbeats = select(func.max(Job.latest_heartbeat)).where(Job.job_type == "SchedulerJob")
         scheduler_at = session.scalar(heartbeats)
         # Idle checks of a standby don't count: it may have lagged behind.
         standbys = {one.pipeline for one in pipelines if one.source.read_from is not None}
-        return {
-            name: replace(
-                schedule,
-                dags=states[name],
-                lacks=tuple(lacks.get(name, ())),
-                scheduler_at=scheduler_at,
-                idle_checked_at=None if name in standbys else schedule.idle_checked_at,
+        schedules = {}
+        for name, cdc in of_cdc.items():
+            run = ended.get(cdc.dag_id)
+            watched = [dag for dag in dags[name] if dag.kind in WATCHED]
+            schedules[name] = Schedule(
+                cdc.is_paused,
+                run.run_id if run is not None and run.state == DagRunState.FAILED else None,
+                cdc.next_run_at,
+                frozenset(dag.kind for dag in watched if dag.is_paused),
+                {dag.kind: dag.next_run_at for dag in watched},
+                None if name in standbys else _begin_of(idle.get(cdc.dag_id)),
+                _begin_of(succeeded.get(cdc.dag_id)),
+                tuple(dag for dag in dags[name] if not dag.is_stale),
+                tuple(lacks.get(name, ())),
+                scheduler_at,
             )
-            for name, schedule in schedules.items()
-        }
+        return schedules
     return {}
 
 
-def _read_schedules(
-    session: Session, names: Sequence[str], known: Mapping[str, tuple[bool, datetime | None]]
-) -> dict[str, Schedule]:
-    ids = {dag_id_of(name, "cdc"): name for name in names}
-    pipelines = {dag_id: name for dag_id, name in ids.items() if dag_id in known}
+def _begin_of(run: DagRun | None) -> datetime | None:
+    return None if run is None else run.start_date
+
+
+def _ended_runs(session: Session, dag_ids: Collection[str]) -> Iterator[dict[str, DagRun]]:
+    """Yields by DAG the latest runs that ended, that succeeded, and that found nothing to do."""
     # A backfill, and a run that was cleared after it succeeded, are replays: they land nothing.
     runs = select(DagRun).where(
-        DagRun.dag_id.in_(pipelines), DagRun.run_type != DagRunType.BACKFILL_JOB
+        DagRun.dag_id.in_(dag_ids), DagRun.run_type != DagRunType.BACKFILL_JOB
     )
     # An unfinished run shows nothing yet: while it is retried, all runs before it may have failed.
     ended = runs.where(DagRun.state.in_([DagRunState.SUCCESS, DagRunState.FAILED]))
@@ -407,22 +415,5 @@ def _read_schedules(
         & (XComModel.key == "return_value")
         & (cast(XComModel.value, String) == "false")
     )
-    latest, last, idle = (
-        {run.dag_id: run for run in session.scalars(_latest(query))}
-        for query in (ended, succeeded, succeeded.join(XComModel, answers))
-    )
-    schedules = {}
-    for dag_id, name in pipelines.items():
-        is_paused, due = known[dag_id]
-        run = latest.get(dag_id)
-        others = {kind: known.get(dag_id_of(name, kind), (False, None)) for kind in WATCHED}
-        schedules[name] = Schedule(
-            is_paused,
-            run.run_id if run is not None and run.state == DagRunState.FAILED else None,
-            due,
-            frozenset(kind for kind, (is_paused, _) in others.items() if is_paused),
-            {kind: due for kind, (_, due) in others.items()},
-            idle[dag_id].start_date if dag_id in idle else None,
-            last[dag_id].start_date if dag_id in last else None,
-        )
-    return schedules
+    for query in (ended, succeeded, succeeded.join(XComModel, answers)):
+        yield {run.dag_id: run for run in session.scalars(_latest(query))}

@@ -17,7 +17,7 @@ from airflow.models.xcom import XComModel
 from airflow.utils.state import DagRunState
 from airflow.utils.types import DagRunType
 from fastapi import HTTPException
-from sqlalchemy import create_engine, insert, select
+from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 
 from tests.support.airflow_rows import add_dag, add_run
@@ -31,7 +31,6 @@ from waldelta_airflow.views._installed_pipelines import (
     DagRunTasks,
     DagState,
     Schedule,
-    _read_schedules,
     read_action_dag,
     read_consumers,
     read_dag_run,
@@ -59,11 +58,10 @@ RUNS = {
 
 
 @pytest.mark.parametrize(("runs", "failed", "looked"), RUNS.values(), ids=RUNS)
-def test_what_runs_say(runs, failed, looked):
-    engine = create_engine("sqlite://")
-    for model in (DagRun, XComModel):
-        model.__table__.create(engine)
+def test_what_runs_say(write_pipeline, airflow_tables, runs, failed, looked):
+    engine = airflow_tables(DagModel, DagRun, XComModel, Pool, Connection, Job)
     with Session(engine) as session:
+        add_dag(session, "shop_cdc")
         for n, (state, answer) in enumerate(runs):
             add_run(session, "shop_cdc", n, state, id=n, run_type=DagRunType.SCHEDULED)
             if answer is not SILENT:
@@ -71,7 +69,8 @@ def test_what_runs_say(runs, failed, looked):
                 told |= {"task_id": IDLE_CHECK, "key": "return_value", "value": answer}
                 at = NOON + timedelta(hours=n)
                 session.execute(insert(XComModel).values(**told, timestamp=at))
-        found = _read_schedules(session, ["shop"], {"shop_cdc": (False, None)})["shop"]
+        session.commit()
+    found = read_schedules([load_pipeline_file(write_pipeline("shop"))])["shop"]
     assert found.failed == (None if failed is None else f"run-{failed}")
     well = [n for n, (state, _) in enumerate(runs) if state == WELL]
     assert found.succeeded_at == (NOON + timedelta(hours=well[-1]) if well else None)
@@ -134,7 +133,7 @@ def test_which_run_of_a_dag_is_shown(airflow_db, states, expected):
     for n, state in enumerate(states):
         add_run(airflow_db, "shop_cdc", n, state)
         add_run(airflow_db, "other_cdc", n + 10, "running")
-    (found,) = read_dags(airflow_db, ["shop"])["shop"]
+    (found,) = (dag for dag in read_dags(airflow_db, ["shop"])["shop"] if not dag.is_stale)
     assert (found.dag_id, found.schedule) == ("shop_cdc", "Every 5 minutes")
     assert (found.run_id, found.run_state) == expected
 
