@@ -114,8 +114,7 @@ KINDS: Final[Mapping[str, AttentionKind]] = MappingProxyType(
             "Tables that don't receive changes", "run _initial_sync for these tables"
         ),
         "unpublished": AttentionKind(
-            "Tables that don't receive changes",
-            "run _setup, then _initial_sync for these tables",
+            "Tables that don't receive changes", "run _setup, then _initial_sync for these tables"
         ),
         "new_tables": AttentionKind(
             "Tables that don't receive changes",

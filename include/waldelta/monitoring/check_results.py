@@ -116,14 +116,6 @@ class Cell:
     finding: str
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedAt:
-    """A column of a heat map."""
-
-    at: datetime
-    run_id: str
-
-
 # A label, and its cells by run.
 HeatRow = tuple[str, tuple[Cell | None, ...]]
 
@@ -132,17 +124,17 @@ HeatRow = tuple[str, tuple[Cell | None, ...]]
 class HeatMap:
     """Verdicts by row and run, the newest run last; a cell is None where nothing was checked.
 
-    ``not_checked``, for one table: what the last check couldn't judge, and why.
+    ``runs`` are their times and ids. ``not_checked``, for one table: what the last check couldn't judge, and why.
     """
 
-    runs: tuple[CheckedAt, ...]
+    runs: tuple[tuple[datetime, str], ...]
     rows: tuple[HeatRow, ...]
     not_checked: tuple[str, ...] = ()
 
     @property
     def shows_seconds(self) -> bool:
         """Returns whether two runs checked within one minute, so that seconds must be shown."""
-        return len({run.at.replace(second=0, microsecond=0) for run in self.runs}) < len(self.runs)
+        return len({at.replace(second=0, microsecond=0) for at, _ in self.runs}) < len(self.runs)
 
 
 def read_checks(ledger: Ledger, since: datetime | None, run_id: str | None = None) -> list[Check]:
@@ -197,10 +189,7 @@ def _last_of(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
 
 
 def read_latest_checks(
-    ledger: Ledger,
-    since: datetime | None,
-    tables: Collection[str] = (),
-    table: str | None = None,
+    ledger: Ledger, since: datetime | None, tables: Collection[str] = (), table: str | None = None
 ) -> dict[str, Check]:
     """Returns by table, or for one, what is known of its expectations; of ``tables`` even if older
     than ``since``.
@@ -492,7 +481,7 @@ def _heat_map(
     names = sorted({name for name, run_id in cells if run_id in set(runs)})
     rows = [(name, tuple(cells.get((name, run_id)) for run_id in runs)) for name in names]
     rows.sort(key=lambda row: WORST_FIRST.index(next(c.verdict for c in row[1][::-1] if c)))
-    return HeatMap(tuple(CheckedAt(latest[run_id], run_id) for run_id in runs), tuple(rows))
+    return HeatMap(tuple((latest[run_id], run_id) for run_id in runs), tuple(rows))
 
 
 def _cell(row: dict[str, Any]) -> Cell:

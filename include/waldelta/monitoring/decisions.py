@@ -17,14 +17,7 @@ import pyarrow.compute as pc
 
 from waldelta.arrow import UTC_TIME
 from waldelta.config import PipelineFile
-from waldelta.decision_kinds import (
-    EXTERNAL_COMMIT,
-    MESSAGE,
-    ROW,
-    TABLE,
-    WAITING_KINDS,
-    kind_of,
-)
+from waldelta.decision_kinds import EXTERNAL_COMMIT, MESSAGE, ROW, TABLE, WAITING_KINDS, kind_of
 from waldelta.errors import SlotMissing, StateError
 from waldelta.lake.ledger import (
     REMOVED,
@@ -39,12 +32,7 @@ from waldelta.lake.ledger import (
 from waldelta.lake.ledger.decisions import COMPLETED, OF_ID
 from waldelta.lake.ledger.records import schema_of
 from waldelta.lsn import Lsn
-from waldelta.monitoring.attention import (
-    UNNAMED,
-    Attention,
-    names,
-    worst_first,
-)
+from waldelta.monitoring.attention import UNNAMED, Attention, names, worst_first
 from waldelta.monitoring.reconciliation_status import Compared, read_compared
 from waldelta.monitoring.stopped_tables import Stopped, read_stopped
 from waldelta.monitoring.table_list import TableLine, latest_states

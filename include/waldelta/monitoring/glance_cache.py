@@ -33,16 +33,7 @@ from waldelta.monitoring.overview import (
 from waldelta.monitoring.table_list import read_column_names
 
 # The tables of the ledger that a glance is read from.
-_KINDS = (
-    BatchCut,
-    Decision,
-    ExpectationResult,
-    Gap,
-    Reconciliation,
-    Run,
-    SlotMove,
-    TableState,
-)
+_KINDS = (BatchCut, Decision, ExpectationResult, Gap, Reconciliation, Run, SlotMove, TableState)
 # A glance is about the last hours, which pass while its ledger stays as it is.
 _KEEP_S = 600.0
 # The page says for how long a run that may have been killed has recorded nothing.

@@ -443,10 +443,7 @@ def _of_slot(
 
 
 def _of_runs(
-    results: Results,
-    landing: Sequence[RunLine],
-    states: Sequence[TableState],
-    source: Source,
+    results: Results, landing: Sequence[RunLine], states: Sequence[TableState], source: Source
 ) -> Iterator[Attention]:
     """Yields attention from the targets' states and the latest results.
 

@@ -217,8 +217,8 @@ def _by_first(
         count = sum(x.in_quarantine for x in glance.tables if x.table_name in first.objects)
         sentence = f"{names(first.objects)}: {counted(count, 'row')} in quarantine"
         cause = _of_reasons(situation.reasons)
-    if first.kind == "failed_expectations" and failed:
-        sentence, cause = failed_sentence(failed)
+    if first.kind == "failed_expectations" and (unmet := _unmet(failed)):
+        sentence, cause = unmet[0], "\n".join(unmet[1:])
     if " " in sentence.partition(":")[0]:
         sentence = f"{sentence[:1].upper()}{sentence[1:]}"
     limit = situation.pipeline.slot_limits.warn_mb << 20
@@ -318,10 +318,9 @@ def remedy_of(pipeline: str, kind: str, cause: str = "") -> str:
     return _DAG.sub(rf"{pipeline}_\1", _PATH.sub("", remedy).replace("*", ""))
 
 
-def failed_sentence(failed: Sequence[FailedExpectation]) -> tuple[str, str]:
-    """Returns the first expectation that isn't met, in words, and the others."""
-    lines = [f"{one.table_name}: {one.meaning}: {_missed(one.finding)}" for one in failed]
-    return lines[0], "\n".join(lines[1:])
+def _unmet(failed: Sequence[FailedExpectation]) -> list[str]:
+    critical = [one for one in failed if one.verdict == "failed"]
+    return [f"{one.table_name}: {one.meaning}: {_missed(one.finding)}" for one in critical]
 
 
 def _missed(finding: str) -> str:
@@ -345,11 +344,8 @@ def error_sentence(
     ('2 are wrong: a: b', 'ConfigError: - c: d')
     """
     kind, message = str(error.get("class") or ""), str(error.get("message") or "").strip()
-    critical = [one for one in failed if one.verdict == "failed"]
-    if kind == QualityFailed.__name__ and critical:
-        sentence, detail = failed_sentence(critical)
-        lines = f"\n{detail}" if detail else ""
-        return sentence, f"{kind}: {message.partition(':')[0]}{lines}"
+    if kind == QualityFailed.__name__ and (unmet := _unmet(failed)):
+        return unmet[0], "\n".join((f"{kind}: {message.partition(':')[0]}", *unmet[1:]))
     first, _, detail = message.partition("\n")
     if first.endswith(":") and detail:
         item, _, detail = detail.partition("\n")

@@ -19,23 +19,10 @@ from markupsafe import Markup
 from waldelta.config import PipelineFile
 from waldelta.error_catalog import ERROR_CATALOG
 from waldelta.errors import QualityFailed
-from waldelta.lake.ledger import (
-    DIFFERENT,
-    SYNCED,
-    WAITING,
-    Ledger,
-    Reconciliation,
-    last_rows,
-    now,
-)
+from waldelta.lake.ledger import DIFFERENT, SYNCED, WAITING, Ledger, Reconciliation, last_rows, now
 from waldelta.lake.ledger.check_records import Reconciliations, last_answers
 from waldelta.lake.ledger.records import rows_of
-from waldelta.monitoring.attention import (
-    IN_DOUBT,
-    Attention,
-    concerning,
-    worst_first,
-)
+from waldelta.monitoring.attention import IN_DOUBT, Attention, concerning, worst_first
 from waldelta.monitoring.check_results import (
     FailedExpectation,
     HeatMap,
@@ -174,7 +161,7 @@ def pipeline_page(request: PipelineDep, hours: int = 24, page: int = 1) -> str:
     return request.render(
         "pipeline.html",
         situation=situation,
-        headline=read_headline(situation, [one for one in failed if one.verdict == "failed"]),
+        headline=read_headline(situation, failed),
         steps={} if glance.is_set_up else setup_steps(situation),
         turn=Turning.of(page, glance.tables, _TABLES_PER_PAGE),
         forecast=forecast,
@@ -426,8 +413,7 @@ def _headline_of_table(
     why = (line.reason if line is not None and line.status != SYNCED else None) or ""
     if not attention and (line is None or line.status != SYNCED):
         return Headline("unknown", "The table is not replicated.", why, status="not replicated")
-    critical = [one for one in failed if one.verdict == "failed"]
-    headline = read_headline(situation, critical, "The target follows its source.")
+    headline = read_headline(situation, failed, "The target follows its source.")
     is_behind = bool(attention) and attention[0].kind == "behind"
     failure = _failure(ledger, situation.glance, line.table_name) if line and is_behind else None
     if failure is None:

@@ -308,11 +308,11 @@ def test_heat_maps(book):
     missed = result(minutes(6), "two", "public.b", False, count=3)
     book.append_all([replace(missed, not_checked=["unique key: none"])])
     heat = tables_map(book, minutes(9), 10)
-    assert [r.run_id for r in heat.runs] == ["one", "two"]
+    assert [run_id for _, run_id in heat.runs] == ["one", "two"]
     verdicts = {name: [c and c.verdict for c in cells] for name, cells in heat.rows}
     assert verdicts == {"public.b": ["passed", "failed"], "public.a": ["passed", None]}
     assert [name for name, _ in heat.rows] == ["public.b", "public.a"]
-    assert [r.run_id for r in tables_map(book, minutes(9), 1).runs] == ["two"]
+    assert [run_id for _, run_id in tables_map(book, minutes(9), 1).runs] == ["two"]
     of_one = expectations_map(book, "public.b", minutes(9), 10)
     assert of_one.not_checked == ("unique key: none",)
     ((name, cells),) = of_one.rows
