@@ -124,7 +124,8 @@ HeatRow = tuple[str, tuple[Cell | None, ...]]
 class HeatMap:
     """Verdicts by row and run, the newest run last; a cell is None where nothing was checked.
 
-    ``runs`` are their times and ids. ``not_checked``, for one table: what the last check couldn't judge, and why.
+    ``runs`` are their times and ids. ``not_checked``, for one table: what the last check couldn't
+    judge, and why.
     """
 
     runs: tuple[tuple[datetime, str], ...]

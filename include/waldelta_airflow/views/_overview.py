@@ -22,7 +22,7 @@ from waldelta.monitoring.run_history import thin_out
 from waldelta.pipeline.lag import Lag
 from waldelta_airflow._connections import pipeline_lake
 from waldelta_airflow.views import _pages as pages
-from waldelta_airflow.views._access import READ_ERRORS, PageRequestDep, Reader, reason
+from waldelta_airflow.views._access import READ_ERRORS, PageRequest, PageRequestDep, Reader, reason
 from waldelta_airflow.views._headline import heals_of, joint_of
 from waldelta_airflow.views._installed_pipelines import (
     DAG_VERBS,
@@ -119,17 +119,14 @@ class Card:
         return "running" if situation.schedule.under_way else "healthy"
 
     @property
-    def values(self) -> list[float | None]:
-        """Returns the lag in seconds over the window, and now."""
+    def lag(self) -> list[float]:
+        """Returns the lag in seconds over the window, and now, as far as it is known."""
         if self.situation is None:
             return []
         glance, at = self.situation.glance, self.situation.at
-        points = thin_out(glance.lag, _POINTS)
-        return [*(point.value for point in points), Lag.since(glance.upto, at).seconds]
-
-    @property
-    def worst(self) -> float | None:
-        return max((value for value in self.values if value is not None), default=None)
+        lag = [point.value for point in thin_out(glance.lag, _POINTS)]
+        now = Lag.since(glance.upto, at).seconds
+        return lag if now is None else [*lag, now]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +151,7 @@ def overview_page(request: PageRequestDep, find: Annotated[Find, Depends()]) -> 
     It shows runs of only the DAGs that the reader may read.
     """
     at, order, reader = now(), list(STATES), request.reader
-    cards = _cards(request.base, request.pipelines(), reader, at)
+    cards = _cards(request, at)
     cards.sort(key=lambda card: (order.index(card.state), card.name))
     found = _found(cards, find, reader) if find.text else {}
     counts = Counter(card.state for card in cards)
@@ -182,27 +179,21 @@ def overview_page(request: PageRequestDep, find: Annotated[Find, Depends()]) -> 
     )
 
 
-def _cards(
-    base: str, pipelines: Mapping[str, PipelineFile | str], reader: Reader, at: datetime
-) -> list[Card]:
+def _cards(request: PageRequest, at: datetime) -> list[Card]:
+    pipelines = request.pipelines()
     files = [pipeline for pipeline in pipelines.values() if isinstance(pipeline, PipelineFile)]
-    schedules = read_schedules(files)
-    active = {name: schedule.active for name, schedule in schedules.items()}
-    glances = _glances.read(files, active, at)
-    cards = []
-    for name, pipeline in pipelines.items():
-        if isinstance(pipeline, str):
-            cards.append(Card(name, problem=pipeline))
-            continue
-        schedule = schedules.get(name, Schedule())
-        # Only unfinished runs of other DAGs are shown.
-        schedule = replace(schedule, dags=reader.dags(schedule.under_way))
-        cards.append(_card(base, pipeline, schedule, at, glances[name]))
-    return cards
+    schedules = {file.pipeline: Schedule() for file in files} | read_schedules(files)
+    glances = _glances.read(files, {name: of.active for name, of in schedules.items()}, at)
+    return [
+        Card(name, problem=pipeline)
+        if isinstance(pipeline, str)
+        else _card(request, pipeline, schedules[name], at, glances[name])
+        for name, pipeline in pipelines.items()
+    ]
 
 
 def _card(
-    base: str, pipeline: PipelineFile, schedule: Schedule, at: datetime, kept: KeptGlance
+    request: PageRequest, pipeline: PipelineFile, schedule: Schedule, at: datetime, kept: KeptGlance
 ) -> Card:
     name, err = pipeline.pipeline, kept.error
     if err is not None:
@@ -211,9 +202,11 @@ def _card(
         return Card(name, problem=f"its lake can't be read from here: {reason(err, pipeline)}")
     if kept.glance is None:
         return Card(name, is_current=False)
+    # Only unfinished runs of other DAGs are shown.
+    schedule = replace(schedule, dags=request.reader.dags(schedule.under_way))
     glance = after_idle_check(kept.glance, schedule.idle_checked_at)
     attention = pages.attention_of(pipeline, glance, schedule, at)
-    situation = Situation(base, pipeline, glance, schedule, (), at, attention)
+    situation = Situation(request.base, pipeline, glance, schedule, (), at, attention)
     return Card(name, situation, columns=kept.columns, is_current=kept.is_current)
 
 

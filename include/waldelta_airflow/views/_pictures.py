@@ -98,16 +98,15 @@ def chart(
     }
 
 
-def sparkline(values: Sequence[float | None]) -> str:
+def sparkline(values: Sequence[float]) -> str:
     """Returns the points of a small line without axes; a constant line is in the middle."""
-    known = [(n, v) for n, v in enumerate(values) if v is not None]
-    if len(known) < 2:
+    if len(values) < 2:
         return ""
-    top = max(*(v for _, v in known), 2 * median(v for _, v in known)) or 1.0
+    top = max(*values, 2 * median(values)) or 1.0
     last, (width, height) = len(values) - 1, _SPARK
     return " ".join(
         f"{n / last * (width - 4) + 2:.1f},{height - 3 - v / top * (height - 6):.1f}"
-        for n, v in known
+        for n, v in enumerate(values)
     )
 
 
