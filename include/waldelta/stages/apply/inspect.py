@@ -39,12 +39,12 @@ from waldelta.pipeline.targets import (
     TargetSource,
     Watermarks,
     read_lifecycles,
-    read_published,
     requiring,
 )
 from waldelta.pipeline.targets.external_commits import Watch
 from waldelta.pipeline.targets.lifecycle import states as due_states
 from waldelta.pipeline.targets.move_target import move_targets
+from waldelta.pipeline.targets.target_sources import read_target_sources
 from waldelta.postgres import LOCK_TIMEOUT_S, LockedTables, read_around
 from waldelta.postgres.publication_checks import find_unpublished, refused_statements
 from waldelta.spark import Runner
@@ -252,7 +252,7 @@ def _select_targets(runner: Runner, applied: Applied, landed_as_of: int | None) 
     applied.warnings += move_targets(job)
     with job.source.connect("apply") as connection:
         applied.published, locked = read_around(
-            connection, LOCK_TIMEOUT_S, partial(read_published, connection, job)
+            connection, LOCK_TIMEOUT_S, partial(read_target_sources, connection, job.pipeline)
         )
         all_lifecycles, mended = end_killed_repairs(runner, job, applied.published)
         states = []
@@ -288,7 +288,7 @@ def _select_targets(runner: Runner, applied: Applied, landed_as_of: int | None) 
 def _select_unchanged(job: Job) -> _Selected:
     with job.source.connect("apply") as connection:
         published, locked = read_around(
-            connection, LOCK_TIMEOUT_S, partial(read_published, connection, job)
+            connection, LOCK_TIMEOUT_S, partial(read_target_sources, connection, job.pipeline)
         )
         all_lifecycles = read_lifecycles(job, published)
         states = due_states(all_lifecycles, RequiredAction.APPLY)

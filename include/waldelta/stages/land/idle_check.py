@@ -38,12 +38,12 @@ from waldelta.pipeline.targets import (
     Watermarks,
     messages_applied,
     read_lifecycles,
-    read_published,
     record_removed,
     requiring,
 )
 from waldelta.pipeline.targets.corrected_expectations import corrected
 from waldelta.pipeline.targets.lifecycle import copied_by_runs, never_copied, states
+from waldelta.pipeline.targets.target_sources import read_target_sources
 from waldelta.postgres import LockedTables, ServerPosition, limited, read_around, read_oldest_xid
 from waldelta.postgres.publication_checks import find_unpublished, refused_statements
 from waldelta.server_errors.sqlstate import ServerError
@@ -251,7 +251,7 @@ def _remaining_work(
         return "a run ended before it reported what it applied"
     adopt_or_report(connection, job)
     published, locked = read_around(
-        connection, _LOCK_TIMEOUT_S, partial(read_published, connection, job)
+        connection, _LOCK_TIMEOUT_S, partial(read_target_sources, connection, job.pipeline)
     )
     all_lifecycles = read_lifecycles(job, published)
     record_removed(job, all_lifecycles)
