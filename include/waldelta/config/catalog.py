@@ -70,9 +70,8 @@ class CatalogSettings(StrictModel):
     @field_validator("schema_name")
     @classmethod
     def _template(cls, value: str) -> str:
-        plain = value.replace(SOURCE_SCHEMA, "s")
         refuse_if(
-            not re.fullmatch(r"\w+", plain, re.ASCII),
+            not re.fullmatch(r"\w+", value.replace(SOURCE_SCHEMA, "s"), re.ASCII),
             f"schema has letters, digits, underscores and {SOURCE_SCHEMA}",
         )
         refuse_if(

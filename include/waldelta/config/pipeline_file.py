@@ -317,10 +317,10 @@ class Target(LayoutOptions):
     @property
     def target_names(self) -> TargetNames:
         """Returns the targets' names in the lake."""
-        templates = {
-            key: table.name for key, table in self.tables.items() if table.name is not None
-        }
-        return TargetNames(self.names, templates)
+        return TargetNames(
+            self.names,
+            {key: table.name for key, table in self.tables.items() if table.name is not None},
+        )
 
     def types_of(self, table_name: str) -> TypeOptions:
         """Returns the type options of one table, named as PostgreSQL prints it."""

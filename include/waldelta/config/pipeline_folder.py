@@ -97,12 +97,11 @@ def _refuse_doubles(path: Path, pipeline: PipelineFile, owners: dict[str, Path])
     consumed. With one lake, each would apply the other's changes too.
     """
     slot = f"slot {pipeline.source.slot!r} of connection {pipeline.source.conn_id!r}"
-    alone = (
+    for what, remedy in (
         (f"pipeline {pipeline.pipeline!r}", "rename one"),
         (slot, "give each its own slot"),
         (f"target.root {pipeline.target.root!r}", "give each a root of its own"),
-    )
-    for what, remedy in alone:
+    ):
         if what in owners:
             raise ConfigError(
                 f"pipeline file {path} is refused: {what} is also in {owners[what]}: {remedy}"

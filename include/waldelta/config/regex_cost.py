@@ -100,8 +100,7 @@ class _Cost:
         return _Cost(self.loops * count, _MOST_WAYS + 1 if many else self.ways**count)
 
     def __add__(self, other: _Cost) -> _Cost:
-        ways = min(self.ways * other.ways, _MOST_WAYS + 1)
-        return _Cost(self.loops + other.loops, ways)
+        return _Cost(self.loops + other.loops, min(self.ways * other.ways, _MOST_WAYS + 1))
 
 
 @dataclass(frozen=True, slots=True)

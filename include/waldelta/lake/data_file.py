@@ -123,8 +123,7 @@ class _Decimals(Order):
         return column.cast(pa.int64()) if self.kind.scale == 0 else None
 
     def shared(self, other: Order, /) -> Order | None:
-        scale = max(self.kind.scale, other.kind.scale)
-        return _Decimals(pa.decimal128(2 * _DOUBLE_DIGITS, scale))
+        return _Decimals(pa.decimal128(2 * _DOUBLE_DIGITS, max(self.kind.scale, other.kind.scale)))
 
 
 class _Days(Order):

@@ -438,10 +438,9 @@ class TargetVersion:
         Under "waldelta", each has what waldelta wrote into it; empty for an external commit. In an
         object store, each is read when it is needed.
         """
-        commits = islice(self.place.log.before(self.version + 1), limit)
         return (
             commit.info | {"version": commit.version, "waldelta": commit.metadata}
-            for commit in commits
+            for commit in islice(self.place.log.before(self.version + 1), limit)
         )
 
     def append(self, rows: pa.Table, schema_mode: Literal["merge"] | None = None) -> None:

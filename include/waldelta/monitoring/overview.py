@@ -279,8 +279,7 @@ def _attention(
         severity = "warning"
         kind, text = "failed_attempt", "the latest run goes on; an attempt at it failed"
     # The open gap already explains such a run's failure.
-    causes = {gap.cause for gap in glance.gaps}
-    yield from _of_failed(results, latest, kind, text, severity, causes)
+    yield from _of_failed(results, latest, kind, text, severity, {gap.cause for gap in glance.gaps})
     stopped = {gate.table_name for gate in waiting.of("gate", "released")}
     late = [name for name in _behind(tables) if name not in stopped]
     yield from _of_tables(tables, late, severity)
@@ -293,11 +292,10 @@ def _attention(
         )
     ):
         # A run checks its own changes, so such a table waits for the next run or maintenance.
-        unchecked = [line.table_name for line in tables if _is_unchecked(line)]
         yield from on_names(
             "warning",
             "unchecked",
-            unchecked,
+            [line.table_name for line in tables if _is_unchecked(line)],
             "{}: not checked since the last change",
             "expectations",
         )

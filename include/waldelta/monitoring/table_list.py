@@ -552,7 +552,6 @@ def _unpublished(state: TableState) -> Iterator[str]:
 def _line(name: str, type_name: str, column: ColumnState | None, state: TableState) -> ColumnLine:
     if column is None:
         return ColumnLine(name, type_name)
-    attributes = state.storage.attributes
-    comment = next((a.comment for a in attributes if a.attnum == column.attnum), None)
+    comment = next((a.comment for a in state.storage.attributes if a.attnum == column.attnum), None)
     is_key = name in state.key_columns
     return ColumnLine(name, type_name, column.type_name, is_key, column.not_null, comment)

@@ -174,8 +174,7 @@ class Envelope:
             message = UnreadMessage.of(int(lsns[row]), int(xids[row]), data[row].as_py())
             batches += [self._read(lsns[part], xids[part], data[part]), self._unread(message)]
             begin = row + 1
-        last = self._read(lsns[begin:], xids[begin:], data[begin:])
-        return pa.concat_batches([*batches, last])
+        return pa.concat_batches([*batches, self._read(lsns[begin:], xids[begin:], data[begin:])])
 
     def _skipped_rows(self, lsns: Positions, xids: Positions, data: ArrowArray) -> list[int]:
         """Returns the rows of the messages that must be skipped."""
@@ -283,9 +282,8 @@ class Envelope:
         """
         if self._open is None or self._unsettled is not None:
             return
-        opener = BY_LETTER[chr(self._open.kind)].name
         error = DecodeError(
-            opener,
+            BY_LETTER[chr(self._open.kind)].name,
             "transaction",
             0,
             f"no message closes it: message {self.given - 1} is the last of this call; the slot"

@@ -337,10 +337,9 @@ def _read_columns(conn: Connection, oids: Sequence[int]) -> dict[int, list[Table
     columns: dict[int, list[TableColumn]] = {}
     for row in rows:
         pg_type = types[row.type_oid, row.typmod]
-        column = TableColumn(
-            row.name, row.attnum, pg_type, row.not_null, row.generated, row.virtual
+        columns.setdefault(row.relation_oid, []).append(
+            TableColumn(row.name, row.attnum, pg_type, row.not_null, row.generated, row.virtual)
         )
-        columns.setdefault(row.relation_oid, []).append(column)
     return columns
 
 

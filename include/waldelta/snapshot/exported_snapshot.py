@@ -109,8 +109,7 @@ def _open_xids(conn: psycopg.Connection[Any]) -> set[str]:
 
 
 def _still_open(conn: psycopg.Connection[Any], xids: Iterable[str], timeout_s: float) -> str:
-    holders = open_transactions(conn, xids)
-    lines = "\n".join(f"  - {who} since {since}" for who, since in holders)
+    lines = "\n".join(f"  - {who} since {since}" for who, since in open_transactions(conn, xids))
     return (
         "a table can't be copied while transactions are open that are older than the slot or the"
         f" publication's last change; still open after {timeout_s:g} s:\n{lines}\nend them"

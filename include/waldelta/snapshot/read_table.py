@@ -129,7 +129,6 @@ def plan_copy(
         {column.name: column.type for column in table.columns}, table.key_columns, options
     )
     keys, target_filter = tuple(table.key_columns), None if where is None else where.analysed
-    leaf = next((c.name for c in table.columns if c.attnum == RELID_ATTNUM), None)
     return TableCopy(
         table.id,
         tuple(types.items()),
@@ -139,7 +138,7 @@ def plan_copy(
         lsn,
         keys,
         target_filter,
-        leaf,
+        next((c.name for c in table.columns if c.attnum == RELID_ATTNUM), None),
         {c.name: c.source_name for c in table.columns if c.source_name is not None},
     )
 

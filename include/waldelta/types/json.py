@@ -190,8 +190,7 @@ class _Documents:
 
 
 def _canonical(text: str) -> str:
-    document = json.loads(text, parse_float=_number, parse_int=_number)
-    return json.dumps(document, sort_keys=True)
+    return json.dumps(json.loads(text, parse_float=_number, parse_int=_number), sort_keys=True)
 
 
 def _number(text: str) -> str:

@@ -248,9 +248,8 @@ class Decisions:
         until another commit to the quarantine.
         """
         if self._outline is None or self._log.read(self._outline[0] + 1) is not None:
-            version = self._table.version()
             self._outline = (
-                version,
+                self._table.version(),
                 self._table.scan(
                     ["table_name", "generation", *_OUTLINE], None, _OF_ROWS, cache=False
                 ),

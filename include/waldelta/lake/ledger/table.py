@@ -525,9 +525,8 @@ def _read_whole(place: _Place, path: str, size: int, schema: pa.Schema) -> pa.Ta
 @lru_cache(maxsize=_MOST_CACHED)
 def _fragment(place: _Place, path: str, size: int, schema: pa.Schema) -> ds.ParquetFileFragment:
     """Returns a large file, whose footer is read once."""
-    files = _files(place, path, size)
     (fragment,) = ds.dataset(
-        [path], schema=schema, filesystem=files, format="parquet"
+        [path], schema=schema, filesystem=_files(place, path, size), format="parquet"
     ).get_fragments()
     fragment.ensure_complete_metadata()
     return fragment

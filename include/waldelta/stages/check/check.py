@@ -123,8 +123,7 @@ def _record(
     later: dict[str, int] = {}
     after: Newest | None = None
     if since is not None:
-        tables = [verdict.table for verdict in report.tables]
-        later, after = newest_versions(ledger, since, tables)
+        later, after = newest_versions(ledger, since, [verdict.table for verdict in report.tables])
     verdicts = [v for v in report.tables if v.version is None or v.version >= later.get(v.table, 0)]
     rows = [
         ExpectationResult(

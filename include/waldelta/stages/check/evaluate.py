@@ -365,8 +365,7 @@ def _judge(run: CheckRun, runner: Runner, target: CheckedTarget) -> TableVerdict
     plan = _bounded(run.suite_of(target, types), table)
     suite = suite_of(plan)
     columns = {listed(name): kind for name, kind in types.items()}
-    references = run.rules[plan.table].references
-    rows = TargetRows(target, runner, columns, references, table)
+    rows = TargetRows(target, runner, columns, run.rules[plan.table].references, table)
     if run.outcome.is_upkeep and is_unchanged_since_full_check(run.history, target, plan):
         unchanged = SuiteEvaluation(run, rows, keep_other_data(plan))
         return TableVerdict(plan.table, target.version, unchanged.evaluate(), plan.omitted)

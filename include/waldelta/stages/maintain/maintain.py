@@ -342,8 +342,7 @@ def _compact_small(table: TargetVersion, size: int) -> bool:
     except READ_FAILURES as err:
         log.info("%s is compacted by Spark: %s", place.uri, class_and_text(err))
         return False
-    entries = {"verb": "maintain", "compaction": uuid.uuid4().hex}
-    tag = Tag.of(_COMPACTION, table.version, entries)
+    tag = Tag.of(_COMPACTION, table.version, {"verb": "maintain", "compaction": uuid.uuid4().hex})
     try:
         table.replace_files(files, added, tag, changes_data=False)
     except Overtaken:

@@ -191,8 +191,7 @@ def _open(runner: Runner, job: Job, rows: CopyRows, options: TableOptions) -> Ta
 
     Spark's own overwrite would forget the columns by which it is clustered.
     """
-    name = str(rows.target)
-    place = job.lake.target(name)
+    place = job.lake.target(str(rows.target))
     if options.cluster_by and not place.exists:
         runner.spark("clustering, which only Spark creates")
         prepare_target(runner, place, rows.columns, options)
@@ -438,9 +437,8 @@ def _merge_as_changes(
         net = NetFiles.of(folder, job.lake)
 
         def read(files: NetFiles, number: int) -> pa.Table:
-            first = sum(files.rows[:number])
             return mode_target.versions_of(
-                files.all_of(number), moment.lsn.value, moment.at_us, first
+                files.all_of(number), moment.lsn.value, moment.at_us, sum(files.rows[:number])
             )
 
         counts = stage_net(runner, table.place, mode_target, net, read, f"{folder}-kept")

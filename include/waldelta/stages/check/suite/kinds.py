@@ -87,8 +87,7 @@ def observed(planned: PlannedExpectation, is_met: bool, text: str) -> Outcome:
 
 def _recorded_columns(facts: TargetFacts) -> Iterator[Rule]:
     columns = {column.name: column.spark_type for column in facts.state.columns}
-    meaning = "columns and types match the ones recorded"
-    yield {"columns": columns}, "critical", "catalog", meaning
+    yield {"columns": columns}, "critical", "catalog", "columns and types match the ones recorded"
 
 
 def _differences(planned: Sequence[PlannedExpectation], rows: JudgedRows) -> Iterator[Finding]:
@@ -134,8 +133,7 @@ def _unknown_values(facts: TargetFacts) -> Iterator[Rule]:
     rows = facts.rules.unknown_rows
     # A changelog has the rows anyway, and records which values they lack.
     if rows is not None and facts.state.target_mode.completes_rows:
-        observed = describe_unknown(rows)
-        kwargs = {"meaning": VALUES_KNOWN, "is_met": not rows, "observed": observed}
+        kwargs = {"meaning": VALUES_KNOWN, "is_met": not rows, "observed": describe_unknown(rows)}
         yield kwargs, "warning", "pipeline", VALUES_KNOWN
 
 

@@ -238,11 +238,10 @@ class SourceSide:
         with self._session(0) as connection:
             for first in range(0, len(texts[0]) if texts else 0, KEYS_PER_READ):
                 part = [column.slice(first, KEYS_PER_READ) for column in texts]
-                has_key = is_one_of(self.key, part)
                 conditions = [
                     sql.SQL(f"({self.again.condition})"),
                     *filter_conditions(self.copy),
-                    has_key,
+                    is_one_of(self.key, part),
                 ]
                 listed = sql.SQL(", ").join([self._hashes(), *further])
                 rows = rows_where(sql.SQL(self.again.relation), conditions)
