@@ -67,8 +67,8 @@ def run_init(options: argparse.Namespace, output: Output) -> None:
         reasons = [f"{table}: {reason}" for table, reason in inventory.excluded.items()]
         left_out = f"; left out: {first_of(reasons, between='; ')}" if reasons else ""
         raise ConfigError(
-            f"database {inventory.database!r} has no table that can be replicated: name another"
-            f" database in connection {options.conn!r}{left_out}"
+            f"database {inventory.server.database!r} has no table that can be replicated: name"
+            f" another database in connection {options.conn!r}{left_out}"
         )
     draft = _proposed(options, inventory)
     if asks:
@@ -128,7 +128,7 @@ def _proposed(options: argparse.Namespace, inventory: Inventory) -> Draft:
         inventory,
         tuple(tables),
         options.conn,
-        options.pipeline or pipeline_name(inventory.database),
+        options.pipeline or pipeline_name(inventory.server.database),
         options.root or _default_root(),
         where=options.where,
     )
@@ -278,7 +278,9 @@ def _table(inventory: Inventory, name: str) -> FoundTable:
             raise ConfigError(f"{table_id} is a partition: name its root, {table.id}")
     near = get_close_matches(str(table_id), [str(table.id) for table in inventory.tables], 1)
     hint = f"did you mean {near[0]}?" if near else "check schema and spelling"
-    raise ConfigError(f"there is no table {table_id} in database {inventory.database!r}: {hint}")
+    raise ConfigError(
+        f"there is no table {table_id} in database {inventory.server.database!r}: {hint}"
+    )
 
 
 def _unquoted(name: str) -> str:

@@ -229,6 +229,15 @@ class CatalogRelation:
             return "its primary key is deferrable, which doesn't identify rows"
         return "it has no primary key"
 
+    def to_be_identified(self, table_id: TableId) -> str:
+        """Returns how old rows of this relation, or of a leaf with this name, get identified."""
+        alter = f"alter table {table_id} replica identity"
+        if self.replica_identity == "n" and self.primary_key:
+            return f"{alter} default"
+        keyless = self.replica_identity == "d" and not (self.primary_key or self.has_deferrable_key)
+        first = "add a primary key, or " if keyless else ""
+        return f"{first}{alter} using index … (or full, where there is none)"
+
     @property
     def column_names(self) -> tuple[str, ...]:
         """All columns, in attnum order."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.unit.stages.setup.test_draft import table
+from tests.unit.stages.setup.test_draft import server, table
 from waldelta.cli.init import choose_answered
 from waldelta.errors import ConfigError
 from waldelta.postgres import TableId
@@ -10,7 +10,7 @@ from waldelta.stages.setup.draft import Inventory
 
 TABLES = [TableId("a", "x"), TableId("b.c", "y"), TableId("b.c", "z")]
 INVENTORY = Inventory(
-    "shop", "me", is_superuser=False, tables=tuple(map(table, TABLES)),
+    server(), tuple(map(table, TABLES)),
     excluded={TableId("a", "scratch"): "unlogged"},
 )  # fmt: skip
 

@@ -45,6 +45,7 @@ from waldelta.stages.setup.facts.publications import (
     plan_publications,
     wanted_publication,
 )
+from waldelta.stages.setup.facts.source_facts import ServerFacts, read_server
 from waldelta.stages.setup.setup import STOP_ON_ERROR, SetupPlan
 from waldelta.target_modes.column_names import clashes
 from waldelta.types.array import Array
@@ -126,16 +127,13 @@ class FoundTable:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """The tables of a database, the role that read them, and the names that are taken.
+    """The tables of a database, the server and the role that read them, and what names are taken.
 
-    ``excluded`` says why a pipeline can't replicate a table.
-    ``is_superuser``: the role may do what setup needs. ``publications`` are those of the database,
-    ``slots`` and ``roles`` those of the server.
+    ``excluded`` says why a pipeline can't replicate a table. ``publications`` are those of the
+    database, ``slots`` and ``roles`` those of the server.
     """
 
-    database: str
-    role: str
-    is_superuser: bool
+    server: ServerFacts
     tables: tuple[FoundTable, ...]
     excluded: Mapping[TableId, str]
     publications: frozenset[str] = frozenset()
@@ -301,9 +299,11 @@ def _key_of(relation: CatalogRelation) -> str:
 def notes_of(table: FoundTable) -> Iterator[str]:
     """Yields a line for each thing to know before the table is replicated."""
     if not table.identity:
+        is_uneven = table.relation.identity_columns and not table.is_identity_generated
+        remedy = "give all the same" if is_uneven else table.relation.to_be_identified(table.id)
         yield (
-            f"{why_keyless(table)}, so only inserts and truncates are published:"
-            f" {_remedy_of_keyless(table)}; then move it to the first publication"
+            f"{why_keyless(table)}, so only inserts and truncates are published: {remedy}; then"
+            " move it to the first publication"
         )
     elif table.is_full:
         yield "replica identity full: each UPDATE and DELETE writes the whole old row to WAL"
@@ -349,22 +349,12 @@ def why_keyless(table: FoundTable) -> str:
     return "its partitions have another replica identity than the root"
 
 
-def _remedy_of_keyless(table: FoundTable) -> str:
-    relation, alter = table.relation, f"alter table {table.id} replica identity"
-    if relation.identity_columns and not table.is_identity_generated:
-        return "give all the same"
-    if relation.replica_identity == "n" and relation.primary_key:
-        return f"{alter} default"
-    is_bare = not (relation.primary_key or relation.has_deferrable_key)
-    return f"add a primary key, or: {alter} full" if is_bare else f"{alter} full"
-
-
 def reader_of(inventory: Inventory, tables: Sequence[FoundTable], pipeline: str) -> str:
     """Returns the role that a pipeline reads with: the connection's own, or another one, which the
     SQL creates, where the own may do too much.
     """
-    may_do_much = inventory.is_superuser or any(table.relation.owned for table in tables)
-    return f"{pipeline}_reader" if may_do_much else inventory.role
+    may_do_much = inventory.server.superuser or any(table.relation.owned for table in tables)
+    return f"{pipeline}_reader" if may_do_much else inventory.server.role
 
 
 def owners_sql(
@@ -380,7 +370,7 @@ def owners_sql(
     """
     reader = reader_of(inventory, tables, file.pipeline)
     role = sql_name(reader)
-    database = on_one_line(inventory.database)
+    database = on_one_line(inventory.server.database)
     again = on_one_line(f"waldelta init {file.source.conn_id} --sql FILE")
     lines = [
         f"{HEADER}; after a change of the pipeline file, `{again}` writes it again.",
@@ -403,7 +393,7 @@ def _needs(inventory: Inventory, tables: Sequence[FoundTable]) -> Iterator[Need]
     yield Attribute("replication", f"for the slot; {on_rds}")
     if any(table.has_row_security for table in tables):
         yield Attribute("bypassrls", "row-level security would hide rows from copies")
-    yield Grant("connect on database", sql_name(inventory.database))
+    yield Grant("connect on database", sql_name(inventory.server.database))
     for schema in sorted({table.id.schema for table in tables}):
         yield Grant("usage on schema", sql_name(schema))
     for table in tables:
@@ -462,7 +452,7 @@ def read_inventory(conn: Connection, conninfo: str) -> Inventory:
 
 def _read(conn: Connection, conninfo: str, locked: frozenset[int]) -> Inventory:
     with conn.transaction():
-        (server,) = fetch(conn, _SERVER, {})
+        server = read_server(conn)
         if server.in_recovery:
             raise NotPrimary(f"{describe(conninfo)} is a standby: name the primary's connection")
         facts = {row.oid: row for row in fetch(conn, _TABLES, {"locked": list(locked)})}
@@ -475,14 +465,10 @@ def _read(conn: Connection, conninfo: str, locked: frozenset[int]) -> Inventory:
             for relation in fit
         ]
         return Inventory(
-            server.database,
-            server.role,
-            server.is_superuser,
+            server,
             tuple(sorted(tables, key=attrgetter("id"))),
             {table_id: grounds[0] for table_id, grounds in sorted(reasons.items()) if grounds},
-            frozenset(server.publications),
-            frozenset(server.slots),
-            frozenset(server.roles),
+            *map(frozenset, conn.execute(_TAKEN).fetchall()[0]),
         )
 
 
@@ -537,14 +523,10 @@ def _reasons(relation: CatalogRelation) -> list[str]:
     return [*(reason for reason, applies in judged.items() if applies), *names]
 
 
-_SERVER = """
-select current_database()::text as database,
-       current_user::text as role,
-       pg_is_in_recovery() as in_recovery,
-       (select rolsuper from pg_roles where rolname = current_user) as is_superuser,
-       array(select pubname::text from pg_publication) as publications,
-       array(select slot_name::text from pg_replication_slots) as slots,
-       array(select rolname::text from pg_roles) as roles
+_TAKEN = b"""
+select array(select pubname::text from pg_publication),
+       array(select slot_name::text from pg_replication_slots),
+       array(select rolname::text from pg_roles)
 """
 
 # Oids below 16384 belong to the system. A partition is listed as its root, unless that is foreign

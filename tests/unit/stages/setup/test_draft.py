@@ -9,6 +9,7 @@ from waldelta.config import load_pipeline_file
 from waldelta.errors import ConfigError
 from waldelta.postgres import CatalogRelation, Leaf, PgType, TableColumn, TableId
 from waldelta.stages.setup.draft import Draft, FoundTable, Inventory, notes_of, pipeline_name
+from waldelta.stages.setup.facts.source_facts import ServerFacts
 
 INT = PgType(23, -1, "integer", type_name="int4")
 
@@ -23,9 +24,15 @@ def table(name: TableId, identity: str = "d", key: tuple[str, ...] = ("id",)) ->
     return FoundTable(relation, (leaf,), 2, 0, (), has_row_security=False)
 
 
+def server(*, superuser: bool = False) -> ServerFacts:
+    return ServerFacts(
+        180000, False, {}, "me", "shop", superuser, False, True, True, True, True, 0, 0, 0, False
+    )
+
+
 def draft(*tables: FoundTable, taken=(), **fields) -> Draft:
     inventory = Inventory(
-        "shop", "me", is_superuser=bool(taken), tables=tables,
+        server(superuser=bool(taken)), tables,
         excluded={TableId("s", f"t{n}"): "unlogged" for n in range(22)},
         publications=frozenset(taken), slots=frozenset(taken), roles=frozenset({"me", *taken}),
     )  # fmt: skip

@@ -150,7 +150,11 @@ def _refused(
     """Yields why PostgreSQL refuses UPDATEs and DELETEs of a published leaf, and the remedy."""
     key, is_full, listed = set(leaf.identity_columns), leaf.replica_identity == "f", table.columns
     if not key:
-        yield from _without_key(relation, leaf)
+        if relation.columns:
+            yield relation.why_unidentified, f"{relation.to_be_identified(leaf.id)}, {_OTHERWISE}"
+        elif leaf.replica_identity != "f":
+            why = "it has no column, and its replica identity isn't FULL"
+            yield why, f"alter table {leaf.id} replica identity full, {_OTHERWISE}"
         return
     # A column of the filter that doesn't exist is a separate finding.
     used = state.filter_columns.get(table.id, frozenset()) & set(relation.column_names)
@@ -185,21 +189,6 @@ def _refused(
 
 def _names(columns: Iterable[str]) -> str:
     return ", ".join(sorted(columns))
-
-
-def _without_key(relation: CatalogRelation, leaf: Leaf) -> Iterator[tuple[str, str]]:
-    alter = f"alter table {leaf.id} replica identity"
-    way = f"{alter} using index … (or full, where there is none)"
-    if not relation.columns:
-        if leaf.replica_identity != "f":
-            why = "it has no column, and its replica identity isn't FULL"
-            yield why, f"{alter} full, {_OTHERWISE}"
-        return
-    if relation.replica_identity == "n" and relation.primary_key:
-        way = f"{alter} default"
-    elif relation.replica_identity == "d" and not relation.has_deferrable_key:
-        way = f"add a primary key, or {way}"
-    yield relation.why_unidentified, f"{way}, {_OTHERWISE}"
 
 
 def _other_than_root(
