@@ -29,6 +29,9 @@ from waldelta.quantities import counted
 
 log = logging.getLogger(__name__)
 
+# An agreement to another kind permits no new copy.
+_PERMITS_COPY = (RETYPED_COLUMN, COPY)
+
 
 def schema_rules(job: Job, state: TableState) -> SchemaRules:
     """Returns a table's rules, with an operator's answers on this copy where these count."""
@@ -36,7 +39,7 @@ def schema_rules(job: Job, state: TableState) -> SchemaRules:
     if rules.policy != "ask":
         return rules
     rows = _answered(job, state)
-    may_copy = any(row.status == AGREED and row.kind != DROPPED_COLUMN for row in rows)
+    may_copy = any(row.status == AGREED and row.kind in _PERMITS_COPY for row in rows)
     return replace(rules, answers={row.key: row.status for row in rows}, may_copy=may_copy)
 
 
@@ -213,7 +216,7 @@ def may_resync(job: Job, state: TableState) -> bool:
     for row in reversed(_answered(job, state)):
         if row.kind != COPY and row.status == REFUSED:
             return False
-        if row.kind != DROPPED_COLUMN and row.status == AGREED:
+        if row.kind in _PERMITS_COPY and row.status == AGREED:
             return True
     return not any(column.stopped for column in state.columns)
 
