@@ -42,7 +42,7 @@ from waldelta.pipeline.targets import (
     requiring,
 )
 from waldelta.pipeline.targets.external_commits import Watch
-from waldelta.pipeline.targets.lifecycle import states as due_states
+from waldelta.pipeline.targets.lifecycle import states_to_apply
 from waldelta.pipeline.targets.move_target import move_targets
 from waldelta.pipeline.targets.target_sources import read_target_sources
 from waldelta.postgres import LOCK_TIMEOUT_S, LockedTables, read_around
@@ -256,7 +256,7 @@ def _select_targets(runner: Runner, applied: Applied, landed_as_of: int | None) 
         )
         all_lifecycles, mended = end_killed_repairs(runner, job, applied.published)
         states = []
-        for state in due_states(all_lifecycles, RequiredAction.APPLY):
+        for state in states_to_apply(all_lifecycles):
             with applied.isolated(state):
                 states.append(record_leaves(job, state, applied.published))
         applied.warnings += refused_statements(connection, job.pipeline.source.publication_names)
@@ -291,7 +291,7 @@ def _select_unchanged(job: Job) -> _Selected:
             connection, LOCK_TIMEOUT_S, partial(read_target_sources, connection, job.pipeline)
         )
         all_lifecycles = read_lifecycles(job, published)
-        states = due_states(all_lifecycles, RequiredAction.APPLY)
+        states = states_to_apply(all_lifecycles)
         source = _read_source(connection, job, states, published, locked, 0)
     names = {state.table_name for state in states if with_leaves(state, published) is state}
     unchanged = [

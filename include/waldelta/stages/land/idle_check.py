@@ -42,7 +42,7 @@ from waldelta.pipeline.targets import (
     requiring,
 )
 from waldelta.pipeline.targets.corrected_expectations import corrected
-from waldelta.pipeline.targets.lifecycle import copied_by_runs, never_copied, states
+from waldelta.pipeline.targets.lifecycle import copied_by_runs, never_copied, states_to_apply
 from waldelta.pipeline.targets.target_sources import read_target_sources
 from waldelta.postgres import LockedTables, ServerPosition, limited, read_around, read_oldest_xid
 from waldelta.postgres.publication_checks import find_unpublished, refused_statements
@@ -264,9 +264,7 @@ def _remaining_work(
         log.warning("%s", notice)
     for notice in find_unpublished(connection, job.pipeline.source).warnings():
         log.warning("%s", notice)
-    replicated = [
-        with_leaves(state, published) for state in states(all_lifecycles, RequiredAction.APPLY)
-    ]
+    replicated = [with_leaves(state, published) for state in states_to_apply(all_lifecycles)]
     if behind := _behind(job, identity, change_log, replicated):
         return f"landed changes wait for {', '.join(behind)}"
     if edited := corrected(job, [state.table_name for state in replicated]):

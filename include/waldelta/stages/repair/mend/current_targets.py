@@ -18,13 +18,12 @@ from waldelta.pipeline.drift import (
 )
 from waldelta.pipeline.targets import (
     ReplicatedTarget,
-    RequiredAction,
     TableLifecycle,
     TargetSource,
     read_target_filter,
     read_unlocked_sources,
 )
-from waldelta.pipeline.targets.lifecycle import states
+from waldelta.pipeline.targets.lifecycle import states_to_apply
 from waldelta.postgres import Connection, LockedTables
 from waldelta.spark import Runner
 from waldelta.stages.repair.mend.unfinished_repairs import end_killed_repairs
@@ -53,7 +52,7 @@ class CurrentTargets:
         with job.source.connect(verb) as connection:
             mappings, targets, locked = read_unlocked_sources(connection, job.pipeline, sizes=False)
             lifecycles, ended = end_killed_repairs(runner, job, mappings)
-            replicated = states(lifecycles, RequiredAction.APPLY)
+            replicated = states_to_apply(lifecycles)
             catalog = read_catalog_state(connection, replicated)
         for cut in ended.values():
             result.add_repair(cut)
