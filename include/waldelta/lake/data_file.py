@@ -398,37 +398,29 @@ def redefined(
     return Redefinition(layout, action) if layout.is_known else None
 
 
-def replace_by_rows(  # noqa: PLR0913 - a target, what is written to it, and how it is committed
+def replace_by_rows(
     table: TargetVersion,
     removed: Sequence[HeldFile],
     rows: pa.Table,
     tag: Tag,
     rows_per_group: int | None = None,
-    *,
-    changes_data: bool = True,
-    changes: pa.Table | None = None,
     redefinition: Redefinition | None = None,
 ) -> int:
     """Replace files of a table by new ones with these rows, and return the new version.
 
-    Without rows there is no new file. ``changes`` are rows of the change data feed. Errors and
-    other parameters are those of replace_files(). After Overtaken, the new files are removed,
-    because no version will refer to them.
+    Without rows there is no new file. Errors and other parameters are those of replace_files().
+    After Overtaken, the new files are removed, because no version will refer to them.
     """
     place = table.place.files
     layout = table.layout if redefinition is None else redefinition.layout
-    with DataFiles(place, layout) as files, DataFiles(place, layout.of_changes) as change_files:
+    with DataFiles(place, layout) as files:
         for start in range(0, len(rows), rows_per_group or max(1, len(rows))):
             files.write(rows.slice(start, rows_per_group))
-        if changes is not None:
-            change_files.write(changes)
-        added, cdc = (list(map(NewFile.of, written.close())) for written in (files, change_files))
+        added = [*map(NewFile.of, files.close())]
     try:
-        return table.replace_files(
-            removed, added, tag, changes_data=changes_data, changes=cdc, redefinition=redefinition
-        )
+        return table.replace_files(removed, added, tag, redefinition=redefinition)
     except Overtaken:
-        remove_files(place, (file.path for file in (*added, *cdc)))
+        remove_files(place, (file.path for file in added))
         raise
 
 

@@ -74,7 +74,6 @@ _LONGEST_NAME = 200
 
 # The values of a table's partition columns as Delta's log writes them; empty without such columns.
 Partition = Mapping[str, str | None]
-PartitionKey = frozenset[tuple[str, str | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +116,6 @@ class HeldFile:
             values &= pc.field(name).is_null() if text is None else pc.field(name) == value
         fragment = layout.make_fragment(path, files, partition_expression=values)
         return ds.FileSystemDataset([fragment], schema, layout, files)
-
-
-def key_of(partition: Partition) -> PartitionKey:
-    """Returns what a partition is found by, in whatever order its columns are."""
-    return frozenset(partition.items())
 
 
 def log_path(path: str) -> str:
@@ -258,13 +252,6 @@ class Layout:
         parts = np.split(order, starts[1:]) if len(starts) else []
         for values, places in zip(zip(*texts, strict=True), parts, strict=True):
             yield dict(zip(self.partition_by, values, strict=True)), places
-
-    def of_partitions(self, rows: pa.Table, partitions: Collection[PartitionKey]) -> pa.Table:
-        """Returns the rows that belong to some partitions, in the same order as in ``rows``."""
-        places = [places for part, places in self.divide(rows) if key_of(part) in partitions]
-        if sum(map(len, places)) == len(rows):
-            return rows
-        return rows.take(pa.array(np.sort(np.concatenate(places or [np.zeros(0, np.int64)]))))
 
 
 @dataclass(frozen=True, slots=True)

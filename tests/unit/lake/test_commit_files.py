@@ -14,8 +14,8 @@ from deltalake import DeltaTable, write_deltalake
 
 from waldelta.lake import Lake, Overtaken, Tag, local_path, replace_by_rows
 from waldelta.lake.commit_files import changed_rows
-from waldelta.lake.data_file import discard
-from waldelta.lake.layout import CHANGE_DATA_FEED, CHANGE_FOLDER
+from waldelta.lake.data_file import DataFiles, discard
+from waldelta.lake.layout import CHANGE_DATA_FEED, CHANGE_FOLDER, NewFile
 
 TAG = Tag("app", 7, '{"waldelta": {"batch": 7}}')
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.string())])
@@ -42,8 +42,15 @@ def changes(target, version) -> list[tuple]:
 def update(table, tag=TAG) -> int:
     """Changes the row 2 to "😀", whose half delta-rs would lose of an escaped one."""
     parts = {"update_preimage": rows({2: "b"}), "update_postimage": rows({2: "😀"})}
-    after = rows({1: "a", 2: "😀"})
-    return replace_by_rows(table, table.held_files, after, tag, changes=changed_rows(parts))
+    after, layout = rows({1: "a", 2: "😀"}), table.layout
+    added, shown = write(table, layout, after), write(table, layout.of_changes, changed_rows(parts))
+    return table.replace_files(table.held_files, added, tag, changes=shown)
+
+
+def write(table, layout, rows) -> list[NewFile]:
+    with DataFiles(table.place.files, layout, "part-x-") as files:
+        files.write(rows)
+        return [*map(NewFile.of, files.close())]
 
 
 def test_a_commit_shows_its_changed_rows_alone(target):
@@ -69,9 +76,8 @@ def test_an_overtaken_commit_leaves_no_file(target):
     table = target.open()
     write_deltalake(target.uri, rows({3: "c"}), mode="append")
     with pytest.raises(Overtaken):
-        update(table)
+        replace_by_rows(table, [], rows({4: "d"}), TAG)
     folder = local_path(target.uri)
-    assert not any((folder / CHANGE_FOLDER).iterdir())
     assert not any(path.name.startswith(".") for path in (folder / "_delta_log").iterdir())
     assert len([*folder.glob("*.parquet")]) == 2
 

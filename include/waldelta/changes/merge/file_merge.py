@@ -67,7 +67,7 @@ from waldelta.errors import WaldeltaError, without_values
 from waldelta.lake import MOST_DRIVER_BYTES, DeltaTarget, Fence, Overtaken, TargetVersion
 from waldelta.lake.data_file import DataFiles, discard, new_prefix, shared_order
 from waldelta.lake.driver_limits import MOST_DRIVER_ROWS
-from waldelta.lake.layout import HeldFile, Layout, NewFile, held_files, key_of
+from waldelta.lake.layout import HeldFile, Layout, NewFile, held_files
 from waldelta.lake.storage import is_within
 from waldelta.metadata_columns import RAW
 from waldelta.pipeline import Job
@@ -271,7 +271,7 @@ class _Tasks:
         ]
         if not self.is_small:
             return has_changes
-        parts = [key_of(file.partition) for file in share]
+        parts = [frozenset(file.partition.items()) for file in share]
         changed = {*compress(parts, has_changes)}
         if adds and len(share) >= _MOST_FILES:
             changed |= {part for part, count in Counter(parts).items() if count > 1}
