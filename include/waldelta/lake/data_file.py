@@ -195,6 +195,15 @@ def shared_order(bounds: pa.DataType, values: pa.DataType) -> Order | None:
     return first.shared(second)
 
 
+# Data files of a table as tasks return them (DataFiles.close()).
+WRITTEN = pa.schema(
+    [
+        ("path", pa.string()),
+        ("size", pa.int64()),
+        ("stats", pa.string()),
+        ("partition", pa.string()),
+    ]
+)
 CODEC, _LEVEL = "zstd", 1
 # A dictionary pays when, of this many rows at the beginning, at most half of a column's values are
 # distinct.

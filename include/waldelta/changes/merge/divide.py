@@ -86,6 +86,18 @@ class _Records:
         return all(info.type is FileType.File for info in infos)
 
 
+def write_again(
+    place: DeltaTarget, layout: Layout, files: Sequence[HeldFile], prefix: str
+) -> list[NewFile]:
+    """Write the rows of a table's files into as few as a layout fills."""
+    with DataFiles(place.files, layout, prefix) as new:
+        for file in files:
+            rows = batches(file.open(place.lake, place.uri, layout.schema))
+            for part in parts_at_once(rows):
+                new.write(part.cast(layout.schema))
+        return [*map(NewFile.of, new.close())]
+
+
 @dataclass(frozen=True, slots=True)
 class Division:
     """The rows of a version, divided by other columns, or by none."""
@@ -112,12 +124,7 @@ class Division:
         parts = shares([file for file in self.table.held_files if file.path not in new])
 
         def write(number: int) -> pa.Table:
-            with DataFiles(place.files, layout, new_prefix()) as files:
-                for file in parts[number]:
-                    rows = batches(file.open(place.lake, place.uri, layout.schema))
-                    for part in parts_at_once(rows):
-                        files.write(part.cast(layout.schema))
-                written = [NewFile.of(file) for file in files.close()]
+            written = write_again(place, layout, parts[number], new_prefix())
             record = records.write(parts[number], written)
             return pa.Table.from_pylist([{"record": record}], _WRITTEN)
 

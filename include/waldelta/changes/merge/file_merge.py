@@ -65,7 +65,7 @@ from waldelta.changes.stage.net_files import (
 from waldelta.changes.stage.stage import Ending, Staged
 from waldelta.errors import WaldeltaError, without_values
 from waldelta.lake import MOST_DRIVER_BYTES, DeltaTarget, Fence, Overtaken, TargetVersion
-from waldelta.lake.data_file import DataFiles, discard, new_prefix, shared_order
+from waldelta.lake.data_file import WRITTEN, DataFiles, discard, new_prefix, shared_order
 from waldelta.lake.driver_limits import MOST_DRIVER_ROWS
 from waldelta.lake.layout import HeldFile, Layout, NewFile, held_files
 from waldelta.lake.storage import is_within
@@ -89,10 +89,7 @@ _COUNTS = (MERGED_INSERTS, MERGED_UPDATES, MERGED_DELETES)
 MERGED = pa.schema(
     [
         ("removed", pa.string()),
-        ("path", pa.string()),
-        ("size", pa.int64()),
-        ("stats", pa.string()),
-        ("partition", pa.string()),
+        *WRITTEN,
         *((name, pa.int64()) for name in _COUNTS),
         ("matched", pa.binary()),
         ("is_possible", pa.bool_()),

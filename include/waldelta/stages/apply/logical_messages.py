@@ -19,7 +19,7 @@ from waldelta.failpoints import fault_point
 from waldelta.lake import MESSAGES, Overtaken
 from waldelta.lake.changelog import place_columns
 from waldelta.lake.changelog.row_messages import commits, logical_messages
-from waldelta.lake.data_file import DataFiles, discard, new_prefix
+from waldelta.lake.data_file import WRITTEN, DataFiles, discard, new_prefix
 from waldelta.lake.layout import NewFile
 from waldelta.pgoutput import Segments
 from waldelta.pgoutput.messages import decode_logical_messages
@@ -32,14 +32,6 @@ from waldelta.spark import Runner
 from waldelta.spark.runner import shares
 
 _COLUMNS = ("batch", "seq", "xid8", "streamed_xid", "commit_lsn", "commit_ts", "data")
-_WRITTEN = pa.schema(
-    [
-        ("path", pa.string()),
-        ("size", pa.int64()),
-        ("stats", pa.string()),
-        ("partition", pa.string()),
-    ]
-)
 SCHEMA = pa.schema(
     [
         # The batch that committed the message, and its place in it: together they are the commit
@@ -100,10 +92,10 @@ def _append(
         with DataFiles(place.files, layout, prefix) as files:
             for part in change_log.read(dealt[number], condition, _COLUMNS):
                 files.write(read_messages(part, segments))
-            return pa.Table.from_pylist(files.close(), _WRITTEN)
+            return pa.Table.from_pylist(files.close(), WRITTEN)
 
     try:
-        added = runner.run(len(dealt), _WRITTEN, write)
+        added = runner.run(len(dealt), WRITTEN, write)
         lock.verify()
         # The identity is read again: with a new slot, batches have other numbers.
         if messages_applied(job, job.read_identity()) != start:

@@ -19,9 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import tenacity
 
-from waldelta.changes.merge.divide import Division, empty_texts
+from waldelta.changes.merge.divide import Division, empty_texts, write_again
 from waldelta.changes.merge.statements import MERGED_INSERTS, MERGED_UPDATES
-from waldelta.changes.stage.net_files import batches, parts_at_once
 from waldelta.config.layout_options import LayoutOptions
 from waldelta.errors import LateWriter, LockHeld, class_and_text
 from waldelta.failpoints import fault_point
@@ -34,7 +33,7 @@ from waldelta.lake import (
     TargetVersion,
     remove_folder,
 )
-from waldelta.lake.data_file import CODEC, DataFiles, discard, new_prefix
+from waldelta.lake.data_file import CODEC, discard, new_prefix
 from waldelta.lake.delta_statements import (
     LARGEST_FILE,
     PARQUET_CODEC,
@@ -51,7 +50,6 @@ from waldelta.lake.delta_statements import (
 )
 from waldelta.lake.layout import (
     ROWS_PER_FILE,
-    NewFile,
     empty_value,
     folder_of,
     layout_properties,
@@ -334,11 +332,7 @@ def _compact_small(table: TargetVersion, size: int) -> bool:
         return False
     place, prefix = table.place, new_prefix()
     try:
-        with DataFiles(place.files, table.layout, prefix) as new:
-            for file in files:
-                for part in parts_at_once(batches(file.open(place.lake, place.uri, table.schema))):
-                    new.write(part.cast(table.schema))
-            added = [*map(NewFile.of, new.close())]
+        added = write_again(place, table.layout, files, prefix)
     except READ_FAILURES as err:
         log.info("%s is compacted by Spark: %s", place.uri, class_and_text(err))
         return False

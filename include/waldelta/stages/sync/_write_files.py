@@ -30,7 +30,7 @@ from waldelta.lake import (
     TargetVersion,
     named_write_errors,
 )
-from waldelta.lake.data_file import DataFiles, discard, new_prefix, redefined
+from waldelta.lake.data_file import WRITTEN, DataFiles, discard, new_prefix, redefined
 from waldelta.lake.delta_statements import needs_mapping
 from waldelta.lake.layout import PLAIN, Layout, NewFile, TableOptions
 from waldelta.lake.ledger import TargetCut
@@ -52,10 +52,7 @@ log = logging.getLogger(__name__)
 
 _WRITTEN = pa.schema(
     [
-        ("path", pa.string()),
-        ("size", pa.int64()),
-        ("stats", pa.string()),
-        ("partition", pa.string()),
+        *WRITTEN,
         ("rows", pa.int64()),
         ("raw_rows", pa.int64()),
     ]
