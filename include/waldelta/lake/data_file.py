@@ -196,7 +196,7 @@ def shared_order(bounds: pa.DataType, values: pa.DataType) -> Order | None:
 
 
 # Data files of a table as tasks return them (DataFiles.close()).
-WRITTEN = pa.schema(
+NEW_FILES = pa.schema(
     [
         ("path", pa.string()),
         ("size", pa.int64()),

@@ -51,7 +51,6 @@ from waldelta.changes.merge.statements import (
     MERGED_UPDATES,
     CommitTag,
     NetColumns,
-    find_net_columns,
 )
 from waldelta.changes.stage.net_files import (
     NetFiles,
@@ -65,7 +64,7 @@ from waldelta.changes.stage.net_files import (
 from waldelta.changes.stage.stage import Ending, Staged
 from waldelta.errors import WaldeltaError, without_values
 from waldelta.lake import MOST_DRIVER_BYTES, DeltaTarget, Fence, Overtaken, TargetVersion
-from waldelta.lake.data_file import WRITTEN, DataFiles, discard, new_prefix, shared_order
+from waldelta.lake.data_file import NEW_FILES, DataFiles, discard, new_prefix, shared_order
 from waldelta.lake.driver_limits import MOST_DRIVER_ROWS
 from waldelta.lake.layout import HeldFile, Layout, NewFile, held_files
 from waldelta.lake.storage import is_within
@@ -89,7 +88,7 @@ _COUNTS = (MERGED_INSERTS, MERGED_UPDATES, MERGED_DELETES)
 MERGED = pa.schema(
     [
         ("removed", pa.string()),
-        *WRITTEN,
+        *NEW_FILES,
         *((name, pa.int64()) for name in _COUNTS),
         ("matched", pa.binary()),
         ("is_possible", pa.bool_()),
@@ -350,7 +349,11 @@ class NetChanges:
     @classmethod
     def of(cls, job: Job, plan: TargetPlan, staged: Staged, tag: CommitTag) -> NetChanges:
         """Returns the staged changes of a plan."""
-        net_columns, duplicates = find_net_columns(job, plan), None
+        # Net changes of a target that keeps more than a mirror have the metadata columns among the
+        # others, because a row whose state ends keeps them (ModeTarget.names).
+        metadata = job.pipeline.target.metadata_columns and not plan.state.target_mode.keeps_rows
+        net_columns = NetColumns(plan.decode.names, plan.decode.numbering, metadata)
+        duplicates = None
         takes = tag.counts.keys() & {ACTION_UPDATE, ACTION_DELETE}
         if takes and not (plan.is_truncated or net_columns.numbering.key):
             duplicates = plan.decode.columns

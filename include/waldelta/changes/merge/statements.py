@@ -27,15 +27,13 @@ from waldelta.lake.delta_statements import (
 )
 from waldelta.lake.layout import ROWS_PER_FILE
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW, RELID
-from waldelta.snapshot import TableCopy
 from waldelta.spark import Runner
 from waldelta.spark.session import session_settings
 from waldelta.spark_sql import quote, string
 from waldelta.types import TargetType
 
 if TYPE_CHECKING:
-    from waldelta.changes.decode.target_plan import TargetPlan
-    from waldelta.pipeline import Job
+    pass
 
 # In a commit's counts, for a table without a key: the staged updates and deletes that found a row
 # in the target.
@@ -112,16 +110,6 @@ class NetColumns:
     def bases(self) -> list[str]:
         """The net changes' columns with the values of ``key_names``."""
         return [f"b{k}" for k in range(len(self.numbering.key))]
-
-
-def find_net_columns(job: Job, plan: TargetPlan) -> NetColumns:
-    """Returns the columns that a plan's net changes write.
-
-    Those of a target that keeps more than a mirror have the metadata columns among the others
-    (ModeTarget.names), because a row whose state ends keeps them.
-    """
-    metadata = job.pipeline.target.metadata_columns and not plan.state.target_mode.keeps_rows
-    return NetColumns(plan.decode.names, plan.decode.numbering, metadata)
 
 
 def net_statement(
@@ -236,15 +224,3 @@ def merged_raw(names: Sequence[str], toastable: Collection[int]) -> str:
         " map()))"
     )
     return f"case when t.{RAW} is not null and ({unchanged}) then {merged} else s.raw end"
-
-
-def staged_names(copy: TableCopy) -> list[str]:
-    """Returns the names of a copy's staged columns: by position, like collapse's net changes."""
-    metadata = ["lsn", "commit_ts", "raw"] if copy.lsn is not None else []
-    return [*(f"c{i}" for i in range(len(copy.columns))), *metadata]
-
-
-def number_staged_columns(copy: TableCopy, key: Iterable[str]) -> ColumnNumbering:
-    """Returns the positions of the key columns among a copy's staged columns."""
-    names = [name for name, _ in copy.columns]
-    return ColumnNumbering(len(names), tuple(names.index(column) for column in key))

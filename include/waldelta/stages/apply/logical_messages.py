@@ -19,7 +19,7 @@ from waldelta.failpoints import fault_point
 from waldelta.lake import MESSAGES, Overtaken
 from waldelta.lake.changelog import place_columns
 from waldelta.lake.changelog.row_messages import commits, logical_messages
-from waldelta.lake.data_file import WRITTEN, DataFiles, discard, new_prefix
+from waldelta.lake.data_file import NEW_FILES, DataFiles, discard, new_prefix
 from waldelta.lake.layout import NewFile
 from waldelta.pgoutput import Segments
 from waldelta.pgoutput.messages import decode_logical_messages
@@ -92,10 +92,10 @@ def _append(
         with DataFiles(place.files, layout, prefix) as files:
             for part in change_log.read(dealt[number], condition, _COLUMNS):
                 files.write(read_messages(part, segments))
-            return pa.Table.from_pylist(files.close(), WRITTEN)
+            return pa.Table.from_pylist(files.close(), NEW_FILES)
 
     try:
-        added = runner.run(len(dealt), WRITTEN, write)
+        added = runner.run(len(dealt), NEW_FILES, write)
         lock.verify()
         # The identity is read again: with a new slot, batches have other numbers.
         if messages_applied(job, job.read_identity()) != start:

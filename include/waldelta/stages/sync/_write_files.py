@@ -30,7 +30,7 @@ from waldelta.lake import (
     TargetVersion,
     named_write_errors,
 )
-from waldelta.lake.data_file import WRITTEN, DataFiles, discard, new_prefix, redefined
+from waldelta.lake.data_file import NEW_FILES, DataFiles, discard, new_prefix, redefined
 from waldelta.lake.delta_statements import needs_mapping
 from waldelta.lake.layout import PLAIN, Layout, NewFile, TableOptions
 from waldelta.lake.ledger import TargetCut
@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 
 _WRITTEN = pa.schema(
     [
-        *WRITTEN,
+        *NEW_FILES,
         ("rows", pa.int64()),
         ("raw_rows", pa.int64()),
     ]

@@ -188,10 +188,10 @@ def judge_complete_rows(
 ) -> list[StillFails]:
     """Returns which of these complete rows stay in quarantine; raises when a gate stops the others.
 
-    The rows in ``folder`` have the copy's staged_names(), and ``t<k>``, the texts of the key, for
-    quarantined rows. The other rows come from waiting changes. They have no commit positions, so a
-    release lets them pass only when nothing has landed since. ``opened`` are the keys of open rows:
-    a discarded row that still fails is no new finding.
+    The rows in ``folder`` have the copy's columns by position, and ``t<k>``, the texts of the key,
+    for quarantined rows. The other rows come from waiting changes. They have no commit positions,
+    so a release lets them pass only when nothing has landed since. ``opened`` are the keys of open
+    rows: a discarded row that still fails is no new finding.
     """
     has_metadata = job.pipeline.target.metadata_columns
     columns = JudgedColumns(dict(copy.columns), copy.key_columns, has_metadata)

@@ -36,8 +36,6 @@ from waldelta.changes.merge.statements import (
     as_stored,
     commit_statement,
     net_statement,
-    number_staged_columns,
-    staged_names,
 )
 from waldelta.changes.merge.target_table import read_query
 from waldelta.changes.stage.net_files import NetFiles, batches, check_rows, parts_at_once
@@ -104,7 +102,8 @@ class ExpectedRows:
     @property
     def numbering(self) -> ColumnNumbering:
         """Returns the positions of the key among the copy's columns."""
-        return number_staged_columns(self.copy, self.key)
+        names = [name for name, _ in self.copy.columns]
+        return ColumnNumbering(len(names), tuple(names.index(column) for column in self.key))
 
     @property
     def key_types(self) -> list[TargetType]:
@@ -121,7 +120,7 @@ class ExpectedRows:
     @property
     def schema(self) -> pa.Schema:
         """Returns the columns of the staged rows: the reason, the action, the key, the values."""
-        fields = zip(self.copy.schema, staged_names(self.copy), strict=True)
+        fields = zip(self.copy.schema, self.net_columns.sources.values(), strict=True)
         keys = zip(self.numbering.bases, self.key_types, strict=True)
         return pa.schema(
             [
@@ -148,11 +147,11 @@ class ExpectedRows:
         self, name: str, parts: Iterable[pa.RecordBatch], why: str | None = None
     ) -> list[dict[str, Any]]:
         """Stage rows as files of this name, one a bucket; returns their paths, sizes and rows."""
-        names, numbering, schema = staged_names(self.copy), self.numbering, self.schema
+        names, numbering, schema = self.net_columns.sources, self.numbering, self.schema
 
         def staged() -> Iterator[pa.Table]:
             for part in parts_at_once(parts):
-                rows = part.rename_columns(names)
+                rows = part.rename_columns([*names.values()])
                 constants = [
                     pa.repeat(pa.scalar(text, pa.string()), len(part))
                     for text in (why, ACTION_UPSERT)
