@@ -72,7 +72,8 @@ class CommitTag:
     @property
     def metadata(self) -> str:
         """The commit's userMetadata, by which cuts find it."""
-        return json.dumps({"waldelta": asdict(self)})
+        # asdict() makes another Counter of a Counter's pairs, which counts them.
+        return json.dumps({"waldelta": asdict(self) | {"counts": dict(self.counts)}})
 
     @property
     def delta(self) -> Tag:

@@ -1,8 +1,11 @@
 """The statements of the merge, as text: every name quoted, every column set."""
 
+import json
+from collections import Counter
+
 from waldelta.changes.decode.collapse import ColumnNumbering
 from waldelta.changes.merge.merge import KeylessTarget, rewrite_statement
-from waldelta.changes.merge.statements import NetColumns, net_statement, of_leaves
+from waldelta.changes.merge.statements import CommitTag, NetColumns, net_statement, of_leaves
 from waldelta.types import stored_type
 from waldelta.types.hstore import Hstore
 from waldelta.types.numeric import NumericAsText
@@ -87,3 +90,9 @@ def test_rewrite_statement():
     assert "else t.x0 end" in statement
     plain = rewrite_statement("delta.`u`", "src", KeylessTarget(columns, metadata_columns=False))
     assert "raw" not in plain
+
+
+def test_counts_of_a_commit():
+    """They are stored as they are, whatever counted them."""
+    tag = CommitTag("app", 1, counts=Counter(upsert=2))
+    assert json.loads(tag.metadata)["waldelta"]["counts"] == {"upsert": 2}
