@@ -201,7 +201,11 @@ def read_glance(
         operations=reduce(RowCounts.plus, (of.operations for of in recent.values()), RowCounts()),
         copied=sum(copy.rows for copy in read_copies(ledger) if copy.at >= since),
         changed_tables=len(recent),
-        tables=tuple(_shown(pipeline, tables, table)),
+        tables=tuple(
+            line if pipeline.quality.enabled else _without_old_check(line)
+            for line in tables
+            if table in (None, line.table_name)
+        ),
         gaps=tuple(open_gaps(ledger.gaps(pipeline.source.slot))),
         compared=read_compared(ledger, names),
         active=airflow.active,
@@ -358,14 +362,6 @@ def _is_unchecked(line: TableLine) -> bool:
     return line.status in (SYNCED, "behind") and (checked is None or checked < changed.version)
 
 
-def _shown(
-    pipeline: PipelineFile, tables: Iterable[TableLine], table: str | None
-) -> Iterator[TableLine]:
-    for line in tables:
-        if table in (None, line.table_name):
-            yield line if pipeline.quality.enabled else _without_old_check(line)
-
-
 def _without_old_check(line: TableLine) -> TableLine:
     """Returns a table without results that nothing renews, because checks are switched off.
 
@@ -447,7 +443,13 @@ def _of_runs(
 
     ``landing`` are the runs that land changes, newest first.
     """
-    yield from _of_targets(states)
+    yield from on_names(
+        "warning",
+        "drift",
+        sorted(s.table_name for s in states if s.status != REMOVED and recorded_drift(s)),
+        "{}: drifted from its source: no run has repaired it",
+        "reconciliation",
+    )
     run, result = _newest_at_apply(results, landing)
     touched = {
         state.table_name
@@ -503,18 +505,6 @@ def _of_unpublished(
         "unpublished",
         sorted(removed.union(reported)),
         "{}: in the pipeline file, but not published: its changes are not replicated",
-    )
-
-
-def _of_targets(states: Sequence[TableState]) -> Iterator[Attention]:
-    """Yields targets with drift."""
-    states = [state for state in states if state.status != REMOVED]
-    yield from on_names(
-        "warning",
-        "drift",
-        sorted(state.table_name for state in states if recorded_drift(state)),
-        "{}: drifted from its source: no run has repaired it",
-        "reconciliation",
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Annotated, Any
@@ -59,15 +58,6 @@ class Reader:
     def may_unpause(self, dag_id: str) -> bool:
         return self._may("PUT", dag_id)
 
-    def may_see_values(self, pipeline: PipelineFile) -> bool:
-        """Returns whether pages show the user values of rows.
-
-        The pipeline file names the required permission on the CDC DAG.
-        """
-        checks = {"edit": self.may_unpause, "trigger": self.may_trigger}
-        may = checks.get(pipeline.row_values, self.may_read_dag)
-        return may(dag_id_of(pipeline.pipeline, "cdc"))
-
     def dags(self, states: Iterable[DagState]) -> tuple[DagState, ...]:
         """Returns the DAGs that the user may read, with the permissions on each."""
         return tuple(
@@ -114,15 +104,6 @@ class PageRequest:
             raise HTTPException(404, "There is no such pipeline, or you may not read its DAG.")
         return found
 
-    def check_values(self, pipeline: PipelineFile) -> None:
-        """Raise 403 for a page of row values that the user may not see."""
-        if not self.reader.may_see_values(pipeline):
-            raise HTTPException(
-                403,
-                f"This page shows values of rows: they are for users who may {pipeline.row_values}"
-                f" the DAG {dag_id_of(pipeline.pipeline, 'cdc')}.",
-            )
-
     def pipelines(self) -> dict[str, PipelineFile | str]:
         """Returns the pipelines that the user may see, by name; a text is why a pipeline's file was
         refused.
@@ -149,6 +130,25 @@ class PipelineRequest(PageRequest):
     pipeline: PipelineFile
     ledger: Ledger
 
+    @property
+    def shows_values(self) -> bool:
+        """Returns whether pages show the user values of rows.
+
+        The pipeline file names the required permission on the CDC DAG.
+        """
+        checks = {"edit": self.reader.may_unpause, "trigger": self.reader.may_trigger}
+        may = checks.get(self.pipeline.row_values, self.reader.may_read_dag)
+        return may(dag_id_of(self.pipeline.pipeline, "cdc"))
+
+    def check_values(self) -> None:
+        """Raise 403 for a page of row values that the user may not see."""
+        if not self.shows_values:
+            raise HTTPException(
+                403,
+                "This page shows values of rows: they are for users who may"
+                f" {self.pipeline.row_values} the DAG {dag_id_of(self.pipeline.pipeline, 'cdc')}.",
+            )
+
     def action_dag(self, kind: DagKind, run: str | None, refused: str | None) -> ActionDag:
         """Returns the DAG of a page's buttons, of which the reader may have requested a ``run``."""
         dag_id, reader = dag_id_of(self.pipeline.pipeline, kind), self.reader
@@ -174,34 +174,26 @@ class PipelineRequest(PageRequest):
             self.base,
             at,
             name=name,
-            shows_values=self.reader.may_see_values(self.pipeline),
+            shows_values=self.shows_values,
             permission=(self.pipeline.row_values, dag_id_of(name, "cdc")),
             **values,
         )
 
 
 def pipeline_request(page_request: PageRequestDep, name: str) -> Iterator[PipelineRequest]:
-    """Yields a pipeline and its lake, with lake_errors()."""
+    """Yields a pipeline and its lake, whose errors, which aren't Airflow's, become status 502."""
     pipeline = page_request.find_pipeline(name)
-    with lake_errors(pipeline):
+    try:
         ledger = Ledger(pipeline_lake(pipeline))
         yield PipelineRequest(page_request.base, page_request.reader, pipeline, ledger)
-
-
-PipelineDep = Annotated[PipelineRequest, Depends(pipeline_request)]
-
-
-@contextmanager
-def lake_errors(pipeline: PipelineFile) -> Iterator[None]:
-    """Turns an error of the lake into status 502, which isn't an error of Airflow."""
-    try:
-        yield
     except READ_ERRORS as err:
         raise HTTPException(
             502,
-            f"The lake of {pipeline.pipeline} can't be read from Airflow's API server:"
-            f" {reason(err, pipeline)}",
+            f"The lake of {name} can't be read from Airflow's API server: {reason(err, pipeline)}",
         ) from err
+
+
+PipelineDep = Annotated[PipelineRequest, Depends(pipeline_request)]
 
 
 def reason(err: BaseException, pipeline: PipelineFile) -> str:

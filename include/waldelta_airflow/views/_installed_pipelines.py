@@ -315,11 +315,10 @@ def load_pipelines() -> dict[str, PipelineFile | str]:
 
 def pipeline_of(dag_id: str, pipelines: Collection[str]) -> tuple[str, str] | None:
     """Returns a DAG's pipeline, and the verb of its runs in the ledger; None for other DAGs."""
-    for kind, verb in DAG_VERBS.items():
-        for name in pipelines:
-            if dag_id == dag_id_of(name, kind):
-                return name, verb
-    return None
+    places = {
+        dag_id_of(name, kind): (name, DAG_VERBS[kind]) for name in pipelines for kind in DAG_VERBS
+    }
+    return places.get(dag_id)
 
 
 @dataclass(frozen=True, slots=True)

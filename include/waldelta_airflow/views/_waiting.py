@@ -81,8 +81,10 @@ def waiting_page(
     ledger, pipeline = request.ledger, request.pipeline
     dag = request.action_dag("decide", run, refused)
     keys = _open_keys(ledger)
-    lists = ((_of(keys, chosen.but(**{kind: None})), column) for kind, column in _KINDS)
-    tables, reasons = (_counted(*choices) for choices in lists)
+    choices = [
+        (kind, _counted(_of(keys, chosen.but(**{kind: None})), column))
+        for kind, column in _COLUMNS.items()
+    ]
     turn = Turning.of(chosen.page, _of(keys, chosen.but()), _ROWS_PER_PAGE)
     shown = read_open(ledger, turn.rows)
     decided, waiting = read_decided(ledger), read_waiting(pipeline, ledger)
@@ -96,7 +98,7 @@ def waiting_page(
         turn=turn,
         chosen=chosen,
         count=keys.num_rows,
-        choices=(("table", tables), ("reason", reasons)),
+        choices=choices,
         decided=Turning.of(chosen.earlier, decided, _DECISIONS_PER_PAGE),
         dag=dag,
         is_under_way=dag.is_under_way,
@@ -129,13 +131,12 @@ def _open_keys(ledger: Ledger) -> pa.Table:
     return keys.set_column(keys.column_names.index("reason"), "reason", reason)
 
 
-_KINDS = (("table", "table_name"), ("reason", "reason"))
+_COLUMNS = {"table": "table_name", "reason": "reason"}
 
 
-def _of(keys: pa.Table, wanted: dict[str, str]) -> pa.Table:
-    for kind, column in _KINDS:
-        if kind in wanted:
-            keys = keys.filter(pc.field(column) == wanted[kind])
+def _of(keys: pa.Table, values: dict[str, str]) -> pa.Table:
+    for kind, value in values.items():
+        keys = keys.filter(pc.field(_COLUMNS[kind]) == value)
     return keys
 
 
@@ -147,7 +148,7 @@ def _counted(keys: pa.Table, column: str) -> list[tuple[str, int]]:
 @routes.get("/p/{name}/waiting/row/{row_id}")
 def row_page(request: PipelineDep, row_id: str) -> str:
     """Returns one quarantined row's page with its values, messages and decisions."""
-    request.check_values(request.pipeline)
+    request.check_values()
     ledger = request.ledger
     row = read_by_id(ledger, row_id)
     if row is None:

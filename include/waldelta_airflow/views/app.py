@@ -159,7 +159,7 @@ def unpause_dag(
 @_routes.get("/docs/{name}/{path:path}")
 def report(request: PipelineDep, path: str) -> Response:
     """Returns the page of a report that is listed for a pipeline."""
-    request.check_values(request.pipeline)
+    request.check_values()
     page = DocsStore(request.pipeline, request.ledger.lake).read_page(path)
     if page is None:
         raise HTTPException(404, "There is no such report.")
