@@ -67,7 +67,9 @@ def screenshot(browser: WebDriver, folder: Path, name: str) -> Path:
 # Texts whose contrast is below WCAG's 4.5 (3 for large ones), in the browser's own colours.
 LOW_CONTRAST = """
 const parse = c => { const m = c.match(/[\\d.]+/g).map(Number);
-                     return [m[0], m[1], m[2], m.length > 3 ? m[3] : 1]; };
+                     // A mixed colour has parts of 1, others have parts of 255.
+                     const part = c.startsWith('color(') ? 255 : 1;
+                     return [m[0] * part, m[1] * part, m[2] * part, m.length > 3 ? m[3] : 1]; };
 const over = (a, b) => [0, 1, 2].map(i => a[i] * a[3] + b[i] * (1 - a[3])).concat(1);
 const light = c => { const f = v => { v /= 255;
                        return v <= 0.03928 ? v / 12.92 : Math.pow((v + 0.055) / 1.055, 2.4); };
