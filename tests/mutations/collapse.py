@@ -67,7 +67,7 @@ MUTATIONS = (
         "changes/decode/collapse.py",
         """\
     if not isinstance(base_is_empty, bool):
-        base_is_empty = base_is_empty[in_order_of(events)]
+        base_is_empty = base_is_empty[stream_order(events)]
 """,
         "",
         "Which leaf was truncated is read of another event, where tasks return events unordered.",

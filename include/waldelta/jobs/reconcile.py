@@ -405,7 +405,10 @@ def _check_repairable(comparison: Found) -> None:
 
 
 def write_report(job: Job, rows: Sequence[Reconciliation]) -> str | None:
-    """Returns the index of the pages, or their folder in a store; None where there are none."""
+    """Write a page for each result; returns their index, or their folder in a store.
+
+    Returns None where there is no result, or the pages can't be written.
+    """
     from waldelta.stages.check.reports.data_docs import list_reconciliation
 
     try:
@@ -419,7 +422,7 @@ def write_report(job: Job, rows: Sequence[Reconciliation]) -> str | None:
 def add_to_result(result: RunResult, stage: StageResult, results: Sequence[Reconciliation]) -> None:
     """Add the results, by table and in one line, to the run's result."""
     for row in results:
-        if row.compared:
+        if row.has_answer:
             result.tables[row.table_name] = replace(
                 result.tables.get(row.table_name, TableResult(version=row.version)),
                 compared=row.source_rows,
@@ -437,7 +440,7 @@ def add_to_result(result: RunResult, stage: StageResult, results: Sequence[Recon
             )
         if row.lacking:
             result.warnings.append(f"{row.table_name}: {kept_out(row.lacking)}")
-    compared = [row for row in results if row.compared]
+    compared = [row for row in results if row.has_answer]
     rows, differing = (
         sum(n) for n in (((r.source_rows or 0) for r in compared), (r.differing for r in compared))
     )

@@ -92,7 +92,7 @@ class SlotState:
     wal_bytes_per_hour: float | None = None
 
     @property
-    def is_servers_own(self) -> bool:
+    def is_synced(self) -> bool:
         """Whether the slot is on a standby, where PostgreSQL synchronizes it from the primary's
         slot.
 
@@ -214,7 +214,7 @@ def check_ours(slot: SlotState) -> None:
         ),
         (slot.temporary, f"slot {name!r} is another session's temporary slot: {remedy}"),
         (
-            slot.is_servers_own,
+            slot.is_synced,
             (
                 f"slot {name!r} on the standby is PostgreSQL's copy of the primary's failover slot"
                 f" of that name, which can't be read there: {remedy}, or drop the primary's slot"

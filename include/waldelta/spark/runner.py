@@ -283,7 +283,10 @@ class InProcess:
 
     @contextmanager
     def prepared(self) -> Iterator[None]:
-        """Give a session that exists our settings; one that is started later has them."""
+        """Give the session the settings that values depend on, for the block.
+
+        One that is started in the block has them.
+        """
         with ExitStack() as settings:
             if self._on_spark is not None:
                 settings.enter_context(self._on_spark.prepared())

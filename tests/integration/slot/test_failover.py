@@ -82,7 +82,7 @@ def test_a_promoted_standby_goes_on_with_the_slot_that_it_kept(runner, newer, la
         assert pipeline.status()["slot"]["failover"] is True
         keep_slot(standby, primary, pipeline)
         with connect(standby.conninfo(), "test") as there_now:
-            assert read_slot(there_now, "flights").is_servers_own
+            assert read_slot(there_now, "flights").is_synced
             assert find_slots_without_pipeline(there_now, ()) == []
         insert(primary, 3, "read before")
         assert drain(runner, pipeline.job()).changes == 2

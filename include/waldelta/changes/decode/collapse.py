@@ -134,7 +134,7 @@ def collapse(
     texts of all their columns are equal.
     """
     if not isinstance(base_is_empty, bool):
-        base_is_empty = base_is_empty[in_order_of(events)]
+        base_is_empty = base_is_empty[stream_order(events)]
     events = in_order(events, numbering)
     op = events["op"].to_numpy().astype(np.int64)
     if not numbering.key and (op == INSERT).all():
@@ -352,11 +352,11 @@ def in_order(events: pa.Table, numbering: ColumnNumbering) -> pa.Table:
                     events = with_column(events, n, events[n].cast(kind))
     position = events["ord"].to_numpy()
     if len(position) > 1 and not (position[1:] > position[:-1]).all():
-        events = events.take(in_order_of(events))
+        events = events.take(stream_order(events))
     return events.combine_chunks()
 
 
-def in_order_of(events: pa.Table) -> Ints:
+def stream_order(events: pa.Table) -> Ints:
     """Returns the events' row numbers in stream order."""
     return np.argsort(events["ord"].to_numpy(), kind="stable")
 

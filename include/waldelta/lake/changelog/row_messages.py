@@ -397,7 +397,7 @@ def all_row_messages(segments: Segments) -> pc.Expression:
 
 
 def logical_messages(segments: Segments) -> pc.Expression:
-    """Select the logical messages of the same."""
+    """Select the logical messages in a batch range, and of its prepared transactions before it."""
     return _messages(segments) & (pc.field("kind") == "M")
 
 

@@ -334,13 +334,13 @@ class Reconciliation(LedgerRow):
         return self.missing + self.extra + self.different + self.doubled
 
     @property
-    def compared(self) -> bool:
-        """Whether the comparison had a result."""
+    def has_answer(self) -> bool:
+        """Whether the target was compared: it was equal or not."""
         return self.status in ANSWERS
 
 
 class Reconciliations:
-    """Reads and writes the table of one lake; every write is durable when it returns."""
+    """The table of reconciliations of one lake; every write is durable when it returns."""
 
     def __init__(self, lake: Lake) -> None:
         self._table = LedgerTable(Reconciliation, lake)

@@ -102,8 +102,8 @@ class Repair:
         )
 
     @property
-    def replaced(self) -> frozenset[int]:
-        """Leaves within whose bounds the target may have rows that aren't theirs."""
+    def replaced_leaves(self) -> frozenset[int]:
+        """Leaves whose rows in the target a repair replaces: some there may be of other leaves."""
         return self.attached if self.detached else self.truncated_or_reattached
 
     @property

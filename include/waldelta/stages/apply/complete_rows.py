@@ -38,7 +38,7 @@ from waldelta.changes.decode.collapse import (
     QUARANTINED_ROWS,
     Chains,
     identity_codes,
-    in_order_of,
+    stream_order,
 )
 from waldelta.changes.decode.decode import CHANGE_COLUMNS, DecodePlan, decode, with_typed_keys
 from waldelta.changes.decode.net_rows import (
@@ -491,7 +491,7 @@ def _keys_of_events(change_log: ChangeLog, plan: TargetPlan, decode_plan: Decode
     for changes in _changes(change_log, plan, list(CHANGE_COLUMNS)):
         parts += [events.select(names) for events in decode(changes, decode_plan)]
     events = with_typed_keys(pa.concat_tables(parts), decode_plan)
-    return events.take(pa.array(in_order_of(events)))
+    return events.take(pa.array(stream_order(events)))
 
 
 def _chains(

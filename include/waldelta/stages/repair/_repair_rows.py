@@ -189,12 +189,12 @@ def _leaving(
         stay.append(
             rules[0] if len(rules) == 1 else f"(case when {' then '.join(rules)} else false end)"
         )
-    if drifted.detached or drifted.replaced:
+    if drifted.detached or drifted.replaced_leaves:
         bounds = _spark_bounds(drifted, connection, as_spark)
         if drifted.detached:
             stay.append(" or ".join(bounds.values()) or "false")
         # All current rows of such a leaf partition are read.
-        away = [f"coalesce({bounds[leaf]}, false)" for leaf in sorted(drifted.replaced)]
+        away = [f"coalesce({bounds[leaf]}, false)" for leaf in sorted(drifted.replaced_leaves)]
     leaving = [*(f"not coalesce({condition}, false)" for condition in stay), *away]
     return " or ".join(leaving) or None
 

@@ -153,7 +153,7 @@ def slot_that_stays(
 
     Its operator may think it is gone.
     """
-    if slot is None or slot.plugin != PLUGIN or not slot.in_this_database or slot.is_servers_own:
+    if slot is None or slot.plugin != PLUGIN or not slot.in_this_database or slot.is_synced:
         return []
     if furthest is not None:
         why = (

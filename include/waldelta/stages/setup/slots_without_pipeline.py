@@ -107,7 +107,7 @@ def drop_slots_without_pipeline(
             publications = [publication.name for publication in by_name[name].publications]
             dropped.append(f"slot {name}")
             twins = [slot for server in servers if (slot := read_slot(server, name)) is not None]
-            if any(not slot.is_servers_own for slot in twins):
+            if any(not slot.is_synced for slot in twins):
                 stays = f"stays: another server has a slot {name} too"
                 dropped += [f"publication {publication} {stays}" for publication in publications]
                 continue

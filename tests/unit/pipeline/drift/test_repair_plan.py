@@ -165,7 +165,7 @@ def test_leaves_that_a_repair_looks_at(held, leaves, renewed, again, expected):
     held = replace(held, storage=StorageState(files))
     storage = StorageState([FileState(oid, oid, "8" if oid in again else "7") for oid in leaves])
     found = Repair(held, table(leaves=leaves), frozenset(renewed), storage)
-    assert (found.attached, found.detached, found.replaced) == expected
+    assert (found.attached, found.detached, found.replaced_leaves) == expected
 
 
 @pytest.mark.parametrize(
