@@ -62,14 +62,14 @@ def store_environment(root: str, conn_id: str | None) -> dict[str, str]:
 
     Raises ConfigError when Airflow doesn't have it, or when it opens another kind of store.
     """
-    given = _given(conn_id, "target.conn_id")
+    variables = _connection_variables(conn_id, "target.conn_id")
     if conn_id is None:
-        return given
-    options = read_store_options(root, conn_id, given)
+        return variables
+    options = read_store_options(root, conn_id, variables)
     for name, value in options.items():
         if name.endswith(("_KEY", "_SECRET", "_TOKEN")):
             _mask(value)
-    return given | {k: v for k, v in options.items() if k not in REQUEST_LIMITS}
+    return variables | {k: v for k, v in options.items() if k not in REQUEST_LIMITS}
 
 
 def catalog_environment(conn_id: str | None) -> dict[str, str]:
@@ -77,10 +77,10 @@ def catalog_environment(conn_id: str | None) -> dict[str, str]:
 
     Raises ConfigError when Airflow doesn't have it.
     """
-    return _given(conn_id, "target.catalog.conn_id")
+    return _connection_variables(conn_id, "target.catalog.conn_id")
 
 
-def _given(conn_id: str | None, key: str) -> dict[str, str]:
+def _connection_variables(conn_id: str | None, key: str) -> dict[str, str]:
     if conn_id is None:
         return {}
     try:
@@ -132,21 +132,27 @@ def connect_environment(conn_id: str) -> dict[str, str]:
 
 def job_environment(*parts: Mapping[str, str]) -> dict[str, str]:
     """Returns this process's environment without Airflow's own variables, plus the given parts."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(_AIRFLOW_ONLY)}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(_AIRFLOW_ONLY)
+    }
     for name in ("SPARK_REMOTE", WITHOUT_SPARK_VARIABLE):
-        kept.pop(name, None)
+        environment.pop(name, None)
     # spark-submit and the workers' Python are those installed with this interpreter.
-    kept["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", os.defpath)])
-    kept.setdefault("PYSPARK_PYTHON", sys.executable)
-    kept["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    kept["PYTHONUNBUFFERED"] = "1"
+    environment["PATH"] = os.pathsep.join(
+        [str(Path(sys.executable).parent), environment.get("PATH", os.defpath)]
+    )
+    environment.setdefault("PYSPARK_PYTHON", sys.executable)
+    environment["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    environment["PYTHONUNBUFFERED"] = "1"
     if any(is_store_variable(name) for part in parts for name in part):
         # The worker's own store variables would mix with the connection's: another token, or
         # another endpoint.
-        kept = {name: value for name, value in kept.items() if not is_store_variable(name)}
+        environment = {
+            name: value for name, value in environment.items() if not is_store_variable(name)
+        }
     for part in parts:
-        kept.update(part)
-    return kept
+        environment.update(part)
+    return environment
 
 
 def _mask(secret: str | None) -> None:

@@ -95,14 +95,14 @@ _ARGUMENTS: Final = {
 def read_pools(session: Session, pipelines: Collection[PipelineFile]) -> list[PoolEntry]:
     """Returns the pool of each pipeline's slot."""
 
-    wanted = {pipeline.pool for pipeline in pipelines}
-    known = set(session.scalars(select(Pool.pool).where(Pool.pool.in_(wanted))))
+    names = {pipeline.pool for pipeline in pipelines}
+    existing_names = set(session.scalars(select(Pool.pool).where(Pool.pool.in_(names))))
     return [
         PoolEntry(
             one.pipeline,
             one.pool,
             f"runs on slot {one.source.slot}",
-            "exists" if one.pool in known else "missing",
+            "exists" if one.pool in existing_names else "missing",
         )
         for one in pipelines
     ]
@@ -116,11 +116,11 @@ def read_connections(
     needed = [(one.pipeline, *need) for one in pipelines for need in _needed(one)]
     ids = {conn_id for _, conn_id, _, _ in needed}
     stored = session.scalars(select(Connection.conn_id).where(Connection.conn_id.in_(ids)))
-    found: dict[str, State] = {str(conn_id): "exists" for conn_id in stored}
-    for conn_id in ids - found.keys():
-        found[conn_id] = _elsewhere(conn_id)[1]
+    states: dict[str, State] = {str(conn_id): "exists" for conn_id in stored}
+    for conn_id in ids - states.keys():
+        states[conn_id] = _elsewhere(conn_id)[1]
     return [
-        ConnectionEntry(name, conn_id, use, conn_type, found[conn_id])
+        ConnectionEntry(name, conn_id, use, conn_type, states[conn_id])
         for name, conn_id, use, conn_type in needed
     ]
 
@@ -151,12 +151,12 @@ def _elsewhere(conn_id: str) -> tuple[Connection | None, State]:
         if isinstance(backend, MetastoreBackend):
             continue
         try:
-            found = backend.get_connection(conn_id)
+            connection = backend.get_connection(conn_id)
         except Exception:  # noqa: S112 - Airflow, too, asks the next backend then
             continue
-        if found is not None:
+        if connection is not None:
             is_variable = isinstance(backend, EnvironmentVariablesBackend)
-            return found, "in the environment" if is_variable else "in a secrets backend"
+            return connection, "in the environment" if is_variable else "in a secrets backend"
     return None, "missing"
 
 
@@ -167,10 +167,10 @@ def describe_missing(
 
     A missing connection is a warning, because workers may have it in their own environment.
     """
-    found: dict[str, list[Attention]] = {}
+    attention: dict[str, list[Attention]] = {}
     for pool in pools:
         if pool.state == "missing":
-            found.setdefault(pool.pipeline, []).append(
+            attention.setdefault(pool.pipeline, []).append(
                 Attention(
                     "failed",
                     "lacks",
@@ -180,7 +180,7 @@ def describe_missing(
             )
     for one in connections:
         if one.state == "missing":
-            found.setdefault(one.pipeline, []).append(
+            attention.setdefault(one.pipeline, []).append(
                 Attention(
                     "warning",
                     "lacks",
@@ -189,7 +189,7 @@ def describe_missing(
                     " `waldelta airflow setup --dry-run` shows",
                 )
             )
-    return found
+    return attention
 
 
 def as_json(entry: PoolEntry | ConnectionEntry) -> dict[str, Any]:

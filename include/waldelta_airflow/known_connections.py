@@ -22,7 +22,7 @@ def known_connections(conn_ids: Sequence[str]) -> tuple[dict[str, str], dict[str
 
     from waldelta_airflow.airflow_entries import find_connection
 
-    found: dict[str, str] = {}
+    documents: dict[str, str] = {}
     refused: dict[str, str] = {}
     for conn_id in conn_ids:
         try:
@@ -33,10 +33,10 @@ def known_connections(conn_ids: Sequence[str]) -> tuple[dict[str, str], dict[str
                 if connection.extra_dejson.get("iam"):
                     refused[conn_id] = "its extra has iam, and only tasks get IAM tokens"
                 else:
-                    found[conn_id] = connection.as_json()
+                    documents[conn_id] = connection.as_json()
         except Exception as err:  # a key that doesn't decrypt it, a database without tables
             refused[conn_id] = type(err).__name__
-    return found, refused
+    return documents, refused
 
 
 if __name__ == "__main__":

@@ -75,5 +75,5 @@ def is_entry_point() -> bool:
 
     It shows an import error for a plugin that a file in the plugins folder defines as well.
     """
-    own = f"{__name__}:{WaldeltaPlugin.__name__}"
-    return any(entry.value == own for entry in entry_points(group="airflow.plugins"))
+    name = f"{__name__}:{WaldeltaPlugin.__name__}"
+    return any(entry.value == name for entry in entry_points(group="airflow.plugins"))

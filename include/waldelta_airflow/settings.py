@@ -52,15 +52,15 @@ def retry_delay() -> timedelta:
 
     Raises ConfigError.
     """
-    given = os.environ.get(RETRY_DELAY_VARIABLE) or "20"
+    text = os.environ.get(RETRY_DELAY_VARIABLE) or "20"
     try:
-        seconds = float(given)
+        seconds = float(text)
     except ValueError:
         seconds = math.nan
     if not 0 < seconds <= LONGEST_RETRY_DELAY.total_seconds():
         longest = f"{LONGEST_RETRY_DELAY.total_seconds():g}"
         raise ConfigError(
-            f"{RETRY_DELAY_VARIABLE} is {given!r}: give a number of seconds above 0 and up to"
+            f"{RETRY_DELAY_VARIABLE} is {text!r}: give a number of seconds above 0 and up to"
             f" {longest}"
         )
     return timedelta(seconds=seconds)

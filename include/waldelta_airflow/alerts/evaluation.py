@@ -64,13 +64,13 @@ _EXPLAINED = {
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What needs attention in a pipeline; ``known`` are the kinds of attention that could be
+    """What needs attention in a pipeline; ``kinds`` are the kinds of attention that could be
     evaluated.
     """
 
     pipeline: str
-    found: tuple[Attention, ...]
-    known: frozenset[str]
+    attention: tuple[Attention, ...]
+    kinds: frozenset[str]
 
 
 def evaluate(task: Any, at: datetime, since: datetime | None) -> list[Evaluation]:
@@ -119,29 +119,29 @@ def _evaluate(
     if runs is not None and runs.dags.is_paused and events and events[-1].event == "dropped":
         return Evaluation(name, (), frozenset(KINDS))
     slot = tuple(_of_slot(pipeline, lake)) if glance.is_set_up else ()
-    unknown, found = _OF_DAGS, list[Attention]()
+    unknown, items = _OF_DAGS, list[Attention]()
     if runs is not None:
         unknown = frozenset()
-        found += of_dags(pipeline, glance, runs.dags, at)
-        found += _of_failed_runs(name, glance, runs, since)
+        items += of_dags(pipeline, glance, runs.dags, at)
+        items += _of_failed_runs(name, glance, runs, since)
     if any(item.kind == "source" for item in slot):
         unknown |= {"slot"}
     # The server's answer about the slot replaces that of the latest run.
-    found += [item for item in glance.attention if item.kind != "slot"]
-    found = _with_details(pipeline, ledger, found)
-    return Evaluation(name, worst_first([*found, *slot]), frozenset(KINDS) - unknown)
+    items += [item for item in glance.attention if item.kind != "slot"]
+    items = _with_details(pipeline, ledger, items)
+    return Evaluation(name, worst_first([*items, *slot]), frozenset(KINDS) - unknown)
 
 
 def _with_details(
-    pipeline: PipelineFile, ledger: Ledger, found: Sequence[Attention]
+    pipeline: PipelineFile, ledger: Ledger, items: Sequence[Attention]
 ) -> list[Attention]:
     """Returns the attention with the expectations that failed, by their tables.
 
     They have values of rows only if the installation and the pipeline file allow it.
     """
-    tables = {name for item in found if item.kind in _OF_CHECKS for name in item.objects}
+    tables = {name for item in items if item.kind in _OF_CHECKS for name in item.objects}
     if not tables:
-        return list(found)
+        return list(items)
     shows_values = settings.alert_values() and pipeline.row_values == "read"
     failed = read_failed(ledger, tables)
     return [
@@ -155,7 +155,7 @@ def _with_details(
         )
         if item.kind in _OF_CHECKS
         else item
-        for item in found
+        for item in items
     ]
 
 
@@ -228,7 +228,7 @@ class DagRuns:
         name = pipeline.pipeline
         try:
             cdc = task.get_dag(dag_id_of(name, "cdc"))
-            others = {kind: task.get_dag(dag_id_of(name, kind)) for kind in WATCHED}
+            other_dags = {kind: task.get_dag(dag_id_of(name, kind)) for kind in WATCHED}
         except AirflowRuntimeError as err:
             if (err.error.detail or {}).get("status_code") != HTTPStatus.NOT_FOUND:
                 raise
@@ -238,10 +238,10 @@ class DagRuns:
             cdc.is_paused,
             last.run_id if is_last else None,
             _next_run_at(pipeline.schedule, cdc.next_dagrun),
-            frozenset(kind for kind, dag in others.items() if dag.is_paused),
+            frozenset(kind for kind, dag in other_dags.items() if dag.is_paused),
             {
                 kind: _next_run_at(schedule_of(pipeline, kind), dag.next_dagrun)
-                for kind, dag in others.items()
+                for kind, dag in other_dags.items()
             },
         )
         runs = {kind: _last_failed(dag_id_of(name, kind), at) for kind in WATCHED}
@@ -305,31 +305,34 @@ class Changes:
     """What to send to a channel, and what to store as sent afterwards: JSON by kind and object."""
 
     alerts: tuple[Alert, ...]
-    sent: dict[str, Any]
+    entries: dict[str, Any]
 
 
 def compare(
-    found: Sequence[Attention], known: frozenset[str], sent: Mapping[str, Any], at: datetime
+    items: Sequence[Attention],
+    kinds: frozenset[str],
+    former_entries: Mapping[str, Any],
+    at: datetime,
 ) -> Changes:
     """Returns the alerts to send to a channel, by comparing what needs attention now with what the
     channel was sent.
 
-    ``known`` are the kinds of attention that could be evaluated; alerts of other kinds neither
+    ``kinds`` are the kinds of attention that could be evaluated; alerts of other kinds neither
     begin nor end.
     """
     now: dict[str, Any] = {}
     alerts: list[Alert] = []
-    for item in _merged(found):
+    for item in _merged(items):
         due: dict[AlertState, dict[str, datetime]] = {"new": {}, "lasting": {}}
         for name in item.objects or ("",):
-            before = sent.get(_key(item.kind, name))
-            state = _state(item, before, at)
-            since = datetime.fromisoformat(before["since"]) if before else at
+            former = former_entries.get(_key(item.kind, name))
+            state = _state(item, former, at)
+            since = datetime.fromisoformat(former["since"]) if former else at
             if state is not None:
                 due[state][name] = since
             now[_key(item.kind, name)] = {
                 "since": since.isoformat(),
-                "at": before["at"] if before and state is None else at.isoformat(),
+                "at": former["at"] if former and state is None else at.isoformat(),
                 "severity": item.severity,
                 "cause": item.cause,
                 "text": shortened(item.only([name] if name else []).text, _MOST_STORED),
@@ -340,42 +343,44 @@ def compare(
             if times
         ]
     alerts += _ended(
-        {k: v for k, v in sent.items() if k not in now and k.partition(":")[0] in known}
+        {k: v for k, v in former_entries.items() if k not in now and k.partition(":")[0] in kinds}
     )
-    unknown = {k: v for k, v in sent.items() if k not in now and k.partition(":")[0] not in known}
+    unknown = {
+        k: v for k, v in former_entries.items() if k not in now and k.partition(":")[0] not in kinds
+    }
     return Changes(tuple(alerts), now | unknown)
 
 
-def _merged(found: Sequence[Attention]) -> Iterator[Attention]:
+def _merged(items: Sequence[Attention]) -> Iterator[Attention]:
     """Yields each kind once, unless its items are about different tables."""
     alone: dict[str, Attention] = {}
-    for item in found:
+    for item in items:
         if item.kind in _NO_ALERT:
             continue
         if item.objects:
             yield item
-        elif (other := alone.get(item.kind)) is None:
+        elif (first := alone.get(item.kind)) is None:
             alone[item.kind] = item
         else:
-            worse = item if item.severity == "failed" else other
+            worse = item if item.severity == "failed" else first
             alone[item.kind] = replace(
-                other,
+                first,
                 severity=worse.severity,
-                text=f"{other.text}; {item.text}",
-                cause=",".join(filter(None, (other.cause, item.cause))),
+                text=f"{first.text}; {item.text}",
+                cause=",".join(filter(None, (first.cause, item.cause))),
             )
     yield from alone.values()
 
 
-def _state(item: Attention, before: Mapping[str, Any] | None, at: datetime) -> AlertState | None:
+def _state(item: Attention, former: Mapping[str, Any] | None, at: datetime) -> AlertState | None:
     """Returns why an object of the item must be reported now; None if it was lately."""
     if (
-        before is None
-        or before["cause"] != item.cause
-        or (item.severity == "failed" and before["severity"] != "failed")
+        former is None
+        or former["cause"] != item.cause
+        or (item.severity == "failed" and former["severity"] != "failed")
     ):
         return "new"
-    is_due = at - datetime.fromisoformat(before["at"]) >= settings.ALERT_AGAIN
+    is_due = at - datetime.fromisoformat(former["at"]) >= settings.ALERT_AGAIN
     return "lasting" if is_due else None
 
 
@@ -386,11 +391,11 @@ def _key(kind: str, name: str) -> str:
 def _ended(entries: Mapping[str, Mapping[str, Any]]) -> Iterator[Alert]:
     """Yields an alert for each kind that ended; tables of one kind together."""
     by_kind: dict[str, dict[str, Mapping[str, Any]]] = {}
-    for key, before in entries.items():
+    for key, former in entries.items():
         kind, _, name = key.partition(":")
-        by_kind.setdefault(kind, {})[name] = before
+        by_kind.setdefault(kind, {})[name] = former
     for kind, of in by_kind.items():
         first, objects = next(iter(of.values())), tuple(filter(None, of))
         attention = Attention(first["severity"], kind, first["text"], objects=objects[:1])
-        since = min(datetime.fromisoformat(before["since"]) for before in of.values())
+        since = min(datetime.fromisoformat(former["since"]) for former in of.values())
         yield Alert("recovered", attention.only(objects), since)

@@ -56,8 +56,8 @@ def send_alerts(context: Any) -> None:
     for one in evaluate(context["ti"], at, datetime.fromisoformat(since) if since else None):
         for conn_id in settings.alert_connections():
             key = f"{one.pipeline}/{conn_id}"
-            sent = store.get(key) or {}
-            changes = compare(one.found, one.known, sent, at)
+            entries = store.get(key) or {}
+            changes = compare(one.attention, one.kinds, entries, at)
             try:
                 if changes.alerts:
                     send(conn_id, message_of(one.pipeline, changes.alerts, base_url))
@@ -65,8 +65,8 @@ def send_alerts(context: Any) -> None:
             except WaldeltaError as err:
                 failed[conn_id] = err
                 continue
-            if changes.sent != sent:
-                store.set(key, changes.sent)
+            if changes.entries != entries:
+                store.set(key, changes.entries)
     raise_failed(failed)
     store.set(_EVALUATED_AT, at.isoformat())
 
@@ -143,8 +143,8 @@ def _webhook(connection: Connection, message: Message) -> None:
     host = connection.host or ""
     address = host if "://" in host else f"{connection.schema or 'http'}://{host}"
     if connection.port:
-        start, _, rest = address.partition("://")
-        place, slash, path = rest.partition("/")
+        start, _, authority_and_path = address.partition("://")
+        place, slash, path = authority_and_path.partition("/")
         address = f"{start}://{place}:{connection.port}{slash}{path}"
     extra = connection.extra_dejson
     headers = {k: str(v) for k, v in extra.items() if k not in _NOT_HEADERS}
@@ -221,11 +221,11 @@ class Line(Alert):
     def details(self) -> list[str]:
         """Returns the first lines about single objects, and how many more there are."""
         texts = [as_one_entry(text) for _, text in self.attention.details]
-        more = len(texts) - _MOST_DETAILS
-        return texts[:_MOST_DETAILS] + ([f"and {counted(more, 'more')}"] if more > 0 else [])
+        count = len(texts) - _MOST_DETAILS
+        return texts[:_MOST_DETAILS] + ([f"and {counted(count, 'more')}"] if count > 0 else [])
 
     @property
-    def more(self) -> str:
+    def advice(self) -> str:
         """Returns since when, and what to do."""
         since = f"since {self.since:%Y-%m-%d %H:%M} UTC"
         return f"{since}; to do: {self.remedy}" if self.remedy else since
@@ -254,7 +254,7 @@ class Message:
         """Returns the message as plain text."""
         parts = [self.subject]
         for line in self.lines:
-            parts += [f"{line.word}: {line.attention.text}", f"  {line.more}"]
+            parts += [f"{line.word}: {line.attention.text}", f"  {line.advice}"]
             parts += [f"  - {text}" for text in line.details]
             parts += [f"  {line.url}"] if line.url else []
         return "\n".join(parts)
@@ -262,15 +262,15 @@ class Message:
     @property
     def slack(self) -> dict[str, Any]:
         """Returns the payload of a Slack incoming webhook."""
-        shown = [_section(f"*{_mrkdwn(self.subject)}*")]
+        sections = [_section(f"*{_mrkdwn(self.subject)}*")]
         for line in self.lines[:_MOST_BLOCKS]:
             link = f" <{line.url}|open>" if line.url else ""
             details = "".join(f"\n• {_mrkdwn(text)}" for text in line.details)
-            text = f"*{line.word}*: {_mrkdwn(line.attention.text)}\n_{_mrkdwn(line.more)}_{link}"
-            shown.append(_section(text + details))
-        if more := len(self.lines) - _MOST_BLOCKS:
-            shown += [_section(f"and {counted(more, 'more alert')}")] if more > 0 else []
-        return {"text": self.subject, "blocks": shown}
+            text = f"*{line.word}*: {_mrkdwn(line.attention.text)}\n_{_mrkdwn(line.advice)}_{link}"
+            sections.append(_section(text + details))
+        if count := len(self.lines) - _MOST_BLOCKS:
+            sections += [_section(f"and {counted(count, 'more alert')}")] if count > 0 else []
+        return {"text": self.subject, "blocks": sections}
 
     @property
     def document(self) -> dict[str, Any]:
@@ -316,9 +316,9 @@ def _safe(item: Attention) -> str:
     Such a message may contain a secret or a row's value.
     """
     kinds = ("failed_run", "failed_maintenance", "failed_reconciliation")
-    before, separator, _ = item.text.partition(f": {item.cause}: ")
+    beginning, separator, _ = item.text.partition(f": {item.cause}: ")
     if item.cause and item.kind in kinds and separator and item.cause not in ERRORS:
-        return f"{before}: {item.cause}: see its log"
+        return f"{beginning}: {item.cause}: see its log"
     return item.text
 
 

@@ -352,7 +352,7 @@ def _cdc(job: _Job) -> DAG:
         chain(slot_has_changes(), land, apply)
         land >> check
         [land, apply] >> copy_again
-        _close(apply, check, job.report("consume"), begun=land, other_tasks=[copy_again])
+        _close(apply, check, job.report("consume"), first=land, other_tasks=[copy_again])
     return dag
 
 
@@ -360,14 +360,14 @@ def _close(
     last: BaseOperator,
     check: BaseOperator | None,
     report: BaseOperator,
-    begun: BaseOperator | None = None,
+    first: BaseOperator | None = None,
     other_tasks: Sequence[BaseOperator] = (),
 ) -> None:
     """Add the end of a run: check and report run whatever failed after the first stage.
 
     Asset events count only if the report succeeds, so another task must fail the run.
     """
-    begun = begun or last
+    first = first or last
 
     # The failed task has already sent the notifications.
     @task(
@@ -384,8 +384,8 @@ def _close(
 
     checked = [check] if check is not None else []
     chain(last, *checked, report)
-    begun >> report
-    list(dict.fromkeys([begun, last, *checked, report, *other_tasks])) >> fail_the_run()
+    first >> report
+    list(dict.fromkeys([first, last, *checked, report, *other_tasks])) >> fail_the_run()
 
 
 def _has_work(pipeline: PipelineFile, context: Any) -> bool:

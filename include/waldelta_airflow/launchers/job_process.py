@@ -373,11 +373,11 @@ def _umask() -> int | None:
 
 def _line(server: socket.socket) -> str:
     """Returns one short line; empty when the other side is gone."""
-    found = b""
+    received = b""
     with suppress(ConnectionResetError):
-        while not found.endswith(b"\n"):
+        while not received.endswith(b"\n"):
             part = server.recv(1)
             if not part:
                 return ""
-            found += part
-    return found.decode().strip()
+            received += part
+    return received.decode().strip()

@@ -130,9 +130,9 @@ class WaldeltaJobOperator(BaseOperator):
                 raise
             self.on_kill()
             minutes = self.execution_timeout.total_seconds() / 60 if self.execution_timeout else 0.0
-            shown = int(minutes) if minutes.is_integer() else round(minutes, 1)
+            limit = int(minutes) if minutes.is_integer() else round(minutes, 1)
             raise StageTimeout(
-                f"Airflow ended {self.stage} after {counted(shown, 'minute')}; what it committed"
+                f"Airflow ended {self.stage} after {counted(limit, 'minute')}; what it committed"
                 " stays, and the next run lands first and then continues: find out what the job"
                 " waited for, in its last lines above and in Spark; the limit of apply is"
                 " batch.apply_timeout_minutes"
@@ -278,14 +278,14 @@ class WaldeltaJobOperator(BaseOperator):
             options["interval-start"] = run.data_interval_start.isoformat()
             options["interval-end"] = run.data_interval_end.isoformat()
         # name=value in one argument, so that no value can be taken for another option.
-        given = {**options, **self.options}
-        action = filter(None, [given.pop(_ACTION, "")])
-        shown = [
+        options_of_run = {**options, **self.options}
+        action = filter(None, [options_of_run.pop(_ACTION, "")])
+        texts = [
             f"--{name}" if name in _FLAGS and value == "True" else f"--{name}={value}"
-            for name, value in given.items()
+            for name, value in options_of_run.items()
             if value not in _NOTHING
         ]
-        return [self.verb, self.pipeline_path, *action, *shown]
+        return [self.verb, self.pipeline_path, *action, *texts]
 
 
 class ReportOperator(WaldeltaJobOperator):

@@ -45,11 +45,11 @@ def lineage(
         for of in sorted(set(sources.values()))
     ]
     outputs = [_output(pipeline, commit) for commit in commits]
-    named = {
+    published = {
         table: _published(pipeline.source.publications, table) for table in set(sources.values())
     }
-    places = {".".join(table): where for table, where in named.items() if where is not None}
-    own = {
+    places = {".".join(table): where for table, where in published.items() if where is not None}
+    target_filters = {
         f"target {name}": where
         for name in sources
         if (where := pipeline.target.where_of(name)) is not None
@@ -58,7 +58,7 @@ def lineage(
         document.get("start_lsn"),
         document.get("end_lsn"),
         pipeline.source.publication_names,
-        dict(sorted((places | own).items())),
+        dict(sorted((places | target_filters).items())),
     )
     return OperatorLineage(
         inputs=inputs, outputs=outputs, run_facets={"waldelta_replication": facet}
@@ -67,8 +67,8 @@ def lineage(
 
 def _source(pipeline: PipelineFile, table: str) -> tuple[str, str]:
     """Returns schema and name of a target's source table."""
-    own = pipeline.target.tables.get(table)
-    return split_table_name(own.source if own and own.source else table)
+    target = pipeline.target.tables.get(table)
+    return split_table_name(target.source if target and target.source else table)
 
 
 def _output(pipeline: PipelineFile, commit: TargetCommit) -> OutputDataset:

@@ -119,11 +119,11 @@ def gauges_of(pipeline: str, document: Mapping[str, Any], at: datetime) -> Itera
 
 def differing_rows(pipeline: str, document: Mapping[str, Any], _: datetime) -> Iterator[Metric]:
     """Yields for each compared target the rows that differ from the source and weren't repaired."""
-    for table, found in (document.get("tables") or {}).items():
-        if (rows := found.get("differing")) is not None:
-            left = 0 if table in (document.get("passed") or ()) else rows
+    for table, result in (document.get("tables") or {}).items():
+        if (rows := result.get("differing")) is not None:
+            differing = 0 if table in (document.get("passed") or ()) else rows
             name = f"waldelta.{_part(pipeline)}.differing_rows.{_part(table)}"
-            yield Metric(name, left, "gauge", {"pipeline": pipeline, "table": table})
+            yield Metric(name, differing, "gauge", {"pipeline": pipeline, "table": table})
 
 
 def _lag(

@@ -59,16 +59,18 @@ def shop(write_pipeline, lake, runs, monkeypatch):
 
 def found(task: Task, since: datetime | None = None) -> tuple[set[str], frozenset[str]]:
     files, shop = evaluate(task, AT, since)
-    assert (files.pipeline, files.found, shop.pipeline) == (FILES, (), "shop")
-    return {f"{item.kind}: {item.text}" for item in shop.found}, shop.known
+    assert (files.pipeline, files.attention, shop.pipeline) == (FILES, (), "shop")
+    return {f"{item.kind}: {item.text}" for item in shop.attention}, shop.kinds
 
 
 def test_a_refused_file(pipelines, runs):
     """It is named, and known again once it is correct."""
     (pipelines / "shop.yml").write_text("pipeline: 7")
     (files,) = evaluate(Task(), AT, None)
-    assert [(item.kind, item.objects) for item in files.found] == [("pipeline_file", ("shop.yml",))]
-    assert files.known == {"pipeline_file"}
+    assert [(item.kind, item.objects) for item in files.attention] == [
+        ("pipeline_file", ("shop.yml",))
+    ]
+    assert files.kinds == {"pipeline_file"}
 
 
 def test_a_source_that_does_not_answer(shop):
@@ -244,7 +246,7 @@ def test_what_is_sent(found, sent):
     for hour, items in found:
         changes = compare(items, ALL, state, NOON + hour * HOUR)
         told.append([f"{alert.state} {alert.attention.text}" for alert in changes.alerts])
-        state = json.loads(json.dumps(changes.sent))
+        state = json.loads(json.dumps(changes.entries))
     assert told == sent
 
 
@@ -254,24 +256,24 @@ def test_since_when():
     for hour, items in ((0, slot()), (24, slot()), (30, [])):
         changes = compare(items, ALL, state, NOON + hour * HOUR)
         since += [alert.since for alert in changes.alerts]
-        state = changes.sent
+        state = changes.entries
     assert since == [NOON] * 3
 
 
 def test_what_could_not_be_evaluated_neither_begins_nor_ends():
-    state = compare([*slot(), *copy_failed("a")], ALL, {}, NOON).sent
+    state = compare([*slot(), *copy_failed("a")], ALL, {}, NOON).entries
     lost = [Attention("failed", "lake", "its lake can't be read")]
     unread = compare(lost, frozenset({"lake"}), state, NOON + HOUR)
     assert [alert.attention.kind for alert in unread.alerts] == ["lake"]
-    again = compare(slot(), ALL, unread.sent, NOON + 2 * HOUR)
+    again = compare(slot(), ALL, unread.entries, NOON + 2 * HOUR)
     expected = [("recovered", "failed_copy"), ("recovered", "lake")]
     assert sorted((alert.state, alert.attention.kind) for alert in again.alerts) == expected
-    assert again.sent.keys() == {"slot:"}
+    assert again.entries.keys() == {"slot:"}
 
 
 def test_what_is_stored_stays_small():
     """Airflow warns above 64 KB; a message may be long, and tables many."""
     long = Attention("failed", "failed_run", "x " * 500)
     many = copy_failed(*(f"public.table_{n}" for n in range(100)))
-    stored = compare([long, *many], ALL, {}, NOON).sent
+    stored = compare([long, *many], ALL, {}, NOON).entries
     assert len(json.dumps(stored)) < 40_000
