@@ -47,27 +47,27 @@ def grouped(
     parts: Iterable[pa.RecordBatch], most_bytes: int, most_rows: int | None = None
 ) -> Iterator[pa.Table]:
     """Yields record batches as tables, each complete once it has this many bytes or rows."""
-    held: list[pa.RecordBatch] = []
-    rows = taken = 0
+    parts_so_far: list[pa.RecordBatch] = []
+    rows = size = 0
     for part in parts:
-        held.append(part)
-        rows, taken = rows + len(part), taken + part.nbytes
-        if taken >= most_bytes or (most_rows is not None and rows >= most_rows):
-            yield pa.Table.from_batches(held)
-            held, rows, taken = [], 0, 0
+        parts_so_far.append(part)
+        rows, size = rows + len(part), size + part.nbytes
+        if size >= most_bytes or (most_rows is not None and rows >= most_rows):
+            yield pa.Table.from_batches(parts_so_far)
+            parts_so_far, rows, size = [], 0, 0
     if rows:
-        yield pa.Table.from_batches(held)
+        yield pa.Table.from_batches(parts_so_far)
 
 
 def table_of(
     parts: Iterable[pa.RecordBatch], schema: pa.Schema, most_bytes: int
 ) -> pa.Table | None:
     """Returns record batches as one table; None when they take more than ``most_bytes``."""
-    held: list[pa.RecordBatch] = []
-    taken = 0
+    parts_so_far: list[pa.RecordBatch] = []
+    size = 0
     for part in parts:
-        taken += part.nbytes
-        if taken > most_bytes:
+        size += part.nbytes
+        if size > most_bytes:
             return None
-        held.append(part)
-    return pa.Table.from_batches(held, schema)
+        parts_so_far.append(part)
+    return pa.Table.from_batches(parts_so_far, schema)

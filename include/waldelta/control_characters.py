@@ -20,7 +20,7 @@ def visible(text: str) -> str:
     >>> print(visible("a\\x1b[2Jb\\u202ec"))
     a\\x1b[2Jb\\u202ec
     """
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def visible_json(document: str) -> str:
@@ -29,7 +29,7 @@ def visible_json(document: str) -> str:
     >>> print(visible_json('["\\x9b2J"]'))
     ["\\u009b2J"]
     """
-    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", document)
+    return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", document)
 
 
 def as_one_entry(text: str) -> str:

@@ -234,10 +234,10 @@ class DecisionRequest:
     def check(self) -> None:
         """Raise ConfigError for what no run can carry out."""
         action = ACTIONS[self.action]
-        given = {"ids": self.ids, "tables": self.tables}
-        if unused := [name for name in given if given[name] and name not in action.takes]:
+        objects = {"ids": self.ids, "tables": self.tables}
+        if unused := [name for name in objects if objects[name] and name not in action.takes]:
             raise ConfigError(f"{self.action} takes {action.takes[0]}, not {unused[0]}")
-        if action.needs_reason and not any(given.values()):
+        if action.needs_reason and not any(objects.values()):
             raise ConfigError(
                 f"nothing is named to {self.action}: name {' or '.join(action.takes)}"
             )

@@ -312,10 +312,10 @@ class DecodeError(WaldeltaError):
     @classmethod
     def parse(cls, text: str) -> DecodeError | None:
         """Returns the error with this text, as a task of another process printed it."""
-        found = re.fullmatch(
+        match = re.fullmatch(
             r"malformed (.*?) message: (.*?) at byte (-?\d+)(?:: (.*))?", text, re.DOTALL
         )
-        return cls(found[1], found[2], int(found[3]), found[4] or "") if found else None
+        return cls(match[1], match[2], int(match[3]), match[4] or "") if match else None
 
     def __reduce__(self) -> tuple[type[DecodeError], tuple[str, str, int, str, int | None]]:
         return (DecodeError, (self.message, self.field, self.offset, self.detail, self.row))
@@ -531,18 +531,18 @@ def without_values(err: BaseException) -> str:
     state = str(getattr(err, "sqlstate", None) or "")
     if state.startswith(_STATES_WITH_VALUES):
         of = [getattr(diag, f"{kind}_name", None) for kind in ("table", "column", "constraint")]
-        named = "".join(f", {name}" for name in of if name)
-        return f"SQLSTATE {state}, {type(err).__name__}{named}"
+        names = "".join(f", {name}" for name in of if name)
+        return f"SQLSTATE {state}, {type(err).__name__}{names}"
     text = str(getattr(diag, "message_primary", None) or err)[:_LONGEST]
-    if (found := _SPARK_VALUE.search(text)) is not None:
+    if (match := _SPARK_VALUE.search(text)) is not None:
         columns = dict.fromkeys(_COLUMN.findall("\n".join(_FRAGMENT.findall(text))))
         of_columns = f" in an expression of {', '.join(columns)}" if columns else ""
-        return f"[{found[1]}] SQLSTATE: {found[2]}{of_columns}"
+        return f"[{match[1]}] SQLSTATE: {match[2]}{of_columns}"
     line = VIOLATING_ROW.sub(r"\1 …", _first_line(text)) or type(err).__name__
     is_of_value = isinstance(err, (ValueError, LookupError, ArithmeticError, TypeError))
     if is_of_value and not isinstance(err, UnicodeError):
-        before = _REPEATED.split(text, maxsplit=1)[0]
-        return line if _OF_FILES.search(before) else _first_line(_REPEATED.sub("…", text))
+        beginning = _REPEATED.split(text, maxsplit=1)[0]
+        return line if _OF_FILES.search(beginning) else _first_line(_REPEATED.sub("…", text))
     return line
 
 
@@ -555,8 +555,10 @@ def class_and_text(err: BaseException) -> str:
 def _first_line(text: str) -> str:
     """Returns the message of a JVM exception without its stack trace, or the first line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    told = next((line for line in lines[1:3] if line.startswith(": ")), next(iter(lines), ""))
-    return told.removeprefix(": ")
+    line_of_message = next(
+        (line for line in lines[1:3] if line.startswith(": ")), next(iter(lines), "")
+    )
+    return line_of_message.removeprefix(": ")
 
 
 def stack_without_values(err: BaseException) -> str:

@@ -39,14 +39,14 @@ def problem(text: str) -> Finding:
     return Finding("problem", text)
 
 
-def problem_if(found: object, text: str) -> tuple[Finding, ...]:
+def problem_if(condition: object, text: str) -> tuple[Finding, ...]:
     """Returns a problem if something was found, or a condition holds."""
-    return (problem(text),) if found else ()
+    return (problem(text),) if condition else ()
 
 
-def warning_if(found: object, text: str) -> tuple[Finding, ...]:
+def warning_if(condition: object, text: str) -> tuple[Finding, ...]:
     """Returns a warning if something was found, or a condition holds."""
-    return (warning(text),) if found else ()
+    return (warning(text),) if condition else ()
 
 
 def lacking(text: str, *needs: Need) -> Finding:
@@ -71,42 +71,45 @@ def merged(findings: Iterable[Finding], role: str, *, for_dba: bool = False) -> 
 
     ``for_dba``: without findings that the plan's SQL, run by a DBA, resolves.
     """
-    rest: list[Finding] = []
+    other_findings: list[Finding] = []
     lacks: dict[Lack, list[Finding]] = {"privilege": [], "ownership": []}
-    for found in findings:
+    for finding in findings:
         # A lake that can't be written is a missing permission too, but no SQL statement grants it.
-        if found.lacks is None or (found.lacks == "privilege" and not found.needs):
-            rest.append(found)
+        if finding.lacks is None or (finding.lacks == "privilege" and not finding.needs):
+            other_findings.append(finding)
         else:
-            lacks[found.lacks].append(found)
-    own, owners = lacks["privilege"], [] if for_dba else lacks["ownership"]
-    if not own and not owners:
-        return rest
+            lacks[finding.lacks].append(finding)
+    lacking_privileges, owners = lacks["privilege"], [] if for_dba else lacks["ownership"]
+    if not lacking_privileges and not owners:
+        return other_findings
     parts = []
-    if own:
+    if lacking_privileges:
         parts.append(
             f"role {role} lacks privileges; let the objects' owner, or a superuser,"
-            f" run:\n{_listed(role, own)}"
+            f" run:\n{_listed(role, lacking_privileges)}"
         )
     if owners:
-        what = "; ".join(dict.fromkeys(found.text for found in owners))
+        what = "; ".join(dict.fromkeys(finding.text for finding in owners))
         # If one part can't be granted, granting the others doesn't let the role run setup.
         own_it = (
             f"\nor, to let this role run setup itself:\n{_listed(role, owners)}"
-            if all(found.needs for found in owners)
+            if all(finding.needs for finding in owners)
             else ""
         )
         parts.append(
             f"role {role} may not make the planned changes ({what}): let the owner, or a DBA, run"
             f" the SQL that setup --sql prints, or run setup as a role that only sets up{own_it}"
         )
-    return [*rest, Finding("problem", "\n".join(parts), "privilege" if own else "ownership")]
+    return [
+        *other_findings,
+        Finding("problem", "\n".join(parts), "privilege" if lacking_privileges else "ownership"),
+    ]
 
 
 def _listed(role: str, findings: Sequence[Finding]) -> str:
     return "\n".join(
         f"    {line}"
-        for line in statements(role, (need for found in findings for need in found.needs))
+        for line in statements(role, (need for finding in findings for need in finding.needs))
     )
 
 
@@ -191,12 +194,12 @@ def statements(role: str, needs: Iterable[Need]) -> list[str]:
         if isinstance(need, Attribute):
             attributes.append(f"alter role {role} {need.name};{_comment(need.why)}")
         elif isinstance(need, DefaultGrant):
-            given = f"grant select on tables to {role};"
+            privilege = f"grant select on tables to {role};"
             covers = f"every table that {need.creator} will create in {need.schema}"
             why_given = f"for {covers}, among them future partitions"
             defaults.append(
                 f"alter default privileges for role {need.creator} in schema {need.schema}"
-                f" {given}{_comment(why_given)}"
+                f" {privilege}{_comment(why_given)}"
             )
         else:
             listed = names.setdefault(need.what, [])

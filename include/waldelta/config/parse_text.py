@@ -282,6 +282,6 @@ def _model_of(kind: Any) -> type[BaseModel] | None:
     """Returns the model of a field, also of an optional one."""
     if get_origin(kind) in (Union, UnionType):
         return next(
-            (found for arg in get_args(kind) if (found := _model_of(arg)) is not None), None
+            (model for arg in get_args(kind) if (model := _model_of(arg)) is not None), None
         )
     return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None

@@ -280,8 +280,8 @@ class TargetVersion:
 
         Raises what open() raises of that version.
         """
-        files, before = self.files, self.place.open(version).files["path"].combine_chunks()
-        return files.filter(pc.invert(pc.is_in(files["path"], value_set=before)))
+        files, former_paths = self.files, self.place.open(version).files["path"].combine_chunks()
+        return files.filter(pc.invert(pc.is_in(files["path"], value_set=former_paths)))
 
     @property
     def is_small(self) -> bool:

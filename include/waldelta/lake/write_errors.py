@@ -118,8 +118,8 @@ def storage_refusal(text: str) -> str | None:
 
 def _remedy(err: Exception, said: str) -> tuple[str, bool]:
     number = err.errno if isinstance(err, OSError) else None
-    if number is None and (found := texts.OS_NUMBER.search(said)):
-        number = int(found[1])
+    if number is None and (match := texts.OS_NUMBER.search(said)):
+        number = int(match[1])
     if number is None:
         number = next((number for words, number in texts.OS_TEXTS.items() if words in said), None)
     for numbers, remedy in _REMEDIES.items():

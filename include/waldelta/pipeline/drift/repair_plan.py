@@ -120,12 +120,12 @@ class FilterRule:
     """
 
     published: str | None = None
-    own: str | None = None
+    target_filter: str | None = None
 
     @property
     def parts(self) -> tuple[str, ...]:
         """The filters that are set."""
-        return tuple(part for part in (self.published, self.own) if part is not None)
+        return tuple(part for part in (self.published, self.target_filter) if part is not None)
 
     @property
     def condition(self) -> str:
@@ -253,8 +253,8 @@ def is_dear(entering: float, rows: float) -> bool:
     return entering > max(FEW_ROWS, MOST_OF_TABLE * rows)
 
 
-def entering(before: FilterRule, after: FilterRule, nullable: Iterable[str]) -> tuple[str, ...]:
-    """Returns SQL conditions for the rows that ``after`` admits and ``before`` didn't; no row
+def entering(former: FilterRule, after: FilterRule, nullable: Iterable[str]) -> tuple[str, ...]:
+    """Returns SQL conditions for the rows that ``after`` admits and ``former`` didn't; no row
     matches two.
 
     PostgreSQL finds no index range in ``(…) is not true``, but does in ``not (…)``. The two differ
@@ -269,7 +269,7 @@ def entering(before: FilterRule, after: FilterRule, nullable: Iterable[str]) -> 
     ()
     """
     common = set(after.parts)
-    gone = tuple(part for part in before.parts if part not in common)
+    gone = tuple(part for part in former.parts if part not in common)
     if not gone:
         return ()
     old = _all(gone)
@@ -349,7 +349,7 @@ class MovingRows:
     No row matches two choices of the same side.
     """
 
-    before: FilterRule
+    former: FilterRule
     after: FilterRule
     enter: tuple[Choice, ...]
     leave: tuple[Choice, ...]
@@ -369,12 +369,12 @@ def moving_rows(
     state, table = drifted.state, drifted.table
     was = filter_of(state)
     after = FilterRule(table.row_filter, target_filter.analysed if target_filter else None)
-    before = FilterRule(
+    former = FilterRule(
         _as_source_sql(state.row_filter, after.published, table),
-        _as_source_sql(was.analysed if was else None, after.own, table),
+        _as_source_sql(was.analysed if was else None, after.target_filter, table),
     )
     nullable = [column.name_on_source for column in table.columns if not column.not_null]
-    enters = entering(before, after, nullable)
+    enters = entering(former, after, nullable)
     # Leaves that are read through one table are read together: otherwise each would need a scan of
     # that whole table.
     together: dict[object, list[Leaf]] = {}
@@ -389,9 +389,9 @@ def moving_rows(
         for condition in ((after.condition,) if leaves[0].oid in drifted.attached else enters)
     )
     leave = tuple(
-        whole_table(table, condition, files) for condition in entering(after, before, nullable)
+        whole_table(table, condition, files) for condition in entering(after, former, nullable)
     )
-    return MovingRows(before, after, enter, leave)
+    return MovingRows(former, after, enter, leave)
 
 
 def _as_source_sql(stored: str | None, current: str | None, table: PublishedTable) -> str | None:

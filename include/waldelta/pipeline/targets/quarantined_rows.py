@@ -147,16 +147,16 @@ def discard_quarantined(
     rows_left = set(rows) - {message.row.id for message in messages}
     states = chosen_states(job, tables)
     # When only messages are named, no target's rows are discarded.
-    named = _named(_open_rows(job, states), rows_left) if rows_left or not rows else []
-    wanted = {name: states[name] for name in named}
-    with _locked(job, wanted) as fence:
-        found = _open_rows(job, wanted)
+    tables_of_rows = _tables_of(_open_rows(job, states), rows_left) if rows_left or not rows else []
+    states_of_rows = {name: states[name] for name in tables_of_rows}
+    with _locked(job, states_of_rows) as fence:
+        open_rows = _open_rows(job, states_of_rows)
         # Raises for a row that a run resolved before the locks were taken.
-        _named(found, rows_left)
-        chosen = [row for row in found if not rows or row.id in rows_left]
-        _check_committed(job, wanted, chosen)
+        _tables_of(open_rows, rows_left)
+        rows_to_discard = [row for row in open_rows if not rows or row.id in rows_left]
+        _check_committed(job, states_of_rows, rows_to_discard)
         at = now()
-        discarded = [row.decided(DISCARDED, job.run_id, at, by, reason) for row in chosen]
+        discarded = [row.decided(DISCARDED, job.run_id, at, by, reason) for row in rows_to_discard]
         if settled or discarded:
             Decisions(job.lake).add([*settled, *discarded], fence)
         if discarded:
@@ -168,10 +168,10 @@ def discard_quarantined(
 def _locked(job: Job, states: Mapping[str, TableState]) -> Iterator[HeldLocks]:
     """Hold the locks of these targets within the block."""
     with ExitStack() as locks:
-        held = [locks.enter_context(target_lock(job, name)) for name in sorted(states)]
+        lock_list = [locks.enter_context(target_lock(job, name)) for name in sorted(states)]
         for state in states.values():
             check_same_copy(job, state)
-        yield HeldLocks(held)
+        yield HeldLocks(lock_list)
 
 
 def rows_to_accept(
@@ -186,10 +186,10 @@ def rows_to_accept(
         Decisions(job.lake),
         chosen_states(job, tables),
     )
-    done = quarantine.ids_decided(job.run_id, ACCEPTED)
-    found = _open_rows(job, states)
-    _named(found, set(rows) - done)
-    return [row for row in found if row.id in rows]
+    accepted_ids = quarantine.ids_decided(job.run_id, ACCEPTED)
+    open_rows = _open_rows(job, states)
+    _tables_of(open_rows, set(rows) - accepted_ids)
+    return [row for row in open_rows if row.id in rows]
 
 
 def record_current(job: Job, tables: Collection[str]) -> None:
@@ -213,14 +213,16 @@ def record_unknown(ledger: Ledger, run_id: str, recorded: Mapping[str, str | Non
     recorded = dict(recorded)
     quarantine = Decisions(ledger.lake)
     while recorded:
-        held = target_generations(ledger)
-        counts = quarantine.unknown_counts({name: held[name] for name in recorded if name in held})
-        found = {
+        generations = target_generations(ledger)
+        counts = quarantine.unknown_counts(
+            {name: generations[name] for name in recorded if name in generations}
+        )
+        new_counts = {
             name: counts.get(name, 0)
             for name in sorted(recorded)
             if recorded[name] != describe_unknown(counts.get(name, 0))
         }
-        if not found:
+        if not new_counts:
             break
         at = now()
         results = [
@@ -237,10 +239,10 @@ def record_unknown(ledger: Ledger, run_id: str, recorded: Mapping[str, str | Non
                 None,
                 None,
             )
-            for name, rows in found.items()
+            for name, rows in new_counts.items()
         ]
         ledger.append_all(results)
-        recorded |= {name: describe_unknown(rows) for name, rows in found.items()}
+        recorded |= {name: describe_unknown(rows) for name, rows in new_counts.items()}
 
 
 def current_user() -> str:
@@ -261,14 +263,16 @@ def chosen_states(job: Job, tables: Collection[str] | None) -> dict[str, TableSt
 
 def _open_rows(job: Job, tables: Collection[str]) -> list[Decision]:
     generations = {
-        name: held for name, held in target_generations(job.ledger).items() if name in tables
+        name: generation
+        for name, generation in target_generations(job.ledger).items()
+        if name in tables
     }
     return Decisions(job.lake).open_rows(generations)
 
 
-def _named(found: Iterable[Decision], rows: Collection[str]) -> list[str]:
+def _tables_of(decisions: Iterable[Decision], rows: Collection[str]) -> list[str]:
     """Returns the tables of the rows with these ids, or of all rows where no id is given."""
-    tables = {row.id: row.table_name for row in found}
+    tables = {row.id: row.table_name for row in decisions}
     if unknown := sorted(set(rows) - tables.keys()):
         raise ConfigError(
             f"not in quarantine: {', '.join(unknown)}: waldelta decide FILE list has the rows that"
@@ -281,10 +285,14 @@ def _check_committed(job: Job, tables: Iterable[str], rows: Iterable[Decision]) 
     """Raise StateError for rows of a batch that isn't applied: its repetition quarantines them
     again.
     """
-    watermarks, held = Watermarks(job, job.read_identity()), target_generations(job.ledger)
+    watermarks, generations = Watermarks(job, job.read_identity()), target_generations(job.ledger)
     applied = {
         name: watermarks.of(
-            next(s for s in reversed(job.ledger.table_rows(name)) if s.generation == held[name])
+            next(
+                s
+                for s in reversed(job.ledger.table_rows(name))
+                if s.generation == generations[name]
+            )
         )
         for name in tables
     }

@@ -179,7 +179,7 @@ def _leaving(
         return spark_condition(rule, state.columns, names)
 
     stay, away = [], []
-    if set(moving.after.parts) - set(moving.before.parts):
+    if set(moving.after.parts) - set(moving.former.parts):
         published = [published_filter(table.row_filter)] if table.row_filter is not None else []
         rules = [
             as_spark(rule)
