@@ -79,7 +79,7 @@ from typing import TYPE_CHECKING, Any
 from waldelta.quantities import counted
 
 if TYPE_CHECKING:
-    from waldelta.pgoutput import UnreadMessage
+    from waldelta.pgoutput.messages import UnreadMessage
 
 
 class WaldeltaError(Exception):

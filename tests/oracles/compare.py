@@ -29,14 +29,14 @@ from waldelta.pipeline.job import lake_of
 from waldelta.pipeline.targets import ReplicatedTarget, filter_of
 from waldelta.pipeline.targets.target_sources import read_target
 from waldelta.postgres import TableId
-from waldelta.snapshot import Chunk, SnapshotHolder, TableCopy, plan_chunks, plan_copy, reader_name
-from waldelta.snapshot.chunks import plan_tasks
-from waldelta.snapshot.read_table import read_chunks
+from waldelta.snapshot.chunks import Chunk, plan_chunks, plan_tasks
+from waldelta.snapshot.exported_snapshot import SnapshotHolder, reader_name
+from waldelta.snapshot.read_table import TableCopy, plan_copy, read_chunks
 from waldelta.spark import Runner
 from waldelta.spark.arrow_schema import ddl
 from waldelta.spark.runner import once
 from waldelta.spark_sql import quote
-from waldelta.target_modes import MIRROR
+from waldelta.target_modes.mirror import MIRROR
 from waldelta.types import stored_type
 
 if TYPE_CHECKING:

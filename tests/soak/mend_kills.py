@@ -58,7 +58,7 @@ from waldelta.spark import InProcess, spark_session
 from waldelta.stages.repair import replay_runs as _replay_runs  # noqa: F401
 from waldelta.stages.setup.setup import apply_setup
 from waldelta.stages.sync.sync import sync
-from waldelta.target_modes import MODES
+from waldelta.target_modes.modes import MODES
 
 T = "public.t"
 _BIG = "(select string_agg(md5(({0} + i)::text), '') from generate_series(1, 100) i)"

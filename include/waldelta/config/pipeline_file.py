@@ -35,8 +35,9 @@ from waldelta.config.target_names import DEFAULT_TEMPLATE, TargetNames, check_te
 from waldelta.config.type_options import TableTypeOptions, TypeOptions
 from waldelta.error_catalog import ANY_ERROR, ERRORS
 from waldelta.errors import ConfigError
-from waldelta.target_modes import MODES, Feature, TargetMode, named_mode
 from waldelta.target_modes.column_names import clashes
+from waldelta.target_modes.modes import MODES, named_mode
+from waldelta.target_modes.target_mode import Feature, TargetMode
 
 SchemaPolicy = Literal["evolve", "ask", "fail", "ignore"]
 RunnerName = Literal["auto", "spark"]

@@ -55,8 +55,7 @@ from waldelta.pipeline.targets.unreadable_messages import close_compared
 from waldelta.postgres import is_standby, named_loss
 from waldelta.quantities import counted
 from waldelta.slot.standby import check_source
-from waldelta.snapshot import SnapshotHolder
-from waldelta.snapshot.exported_snapshot import not_primary
+from waldelta.snapshot.exported_snapshot import SnapshotHolder, not_primary
 from waldelta.spark import Runner
 from waldelta.spark.session import session_settings
 from waldelta.stages.land.drain import land_backlog, land_through

@@ -39,7 +39,7 @@ from waldelta.monitoring.run_history import LANDING, RunLine, complete_upto, rea
 from waldelta.pipeline.targets import target_generations
 from waldelta.postgres.publication_membership import from_texts, rules
 from waldelta.quantities import counted
-from waldelta.target_modes import MIRROR
+from waldelta.target_modes.mirror import MIRROR
 from waldelta.types.json import Variant
 
 # Results of at most this many runs, newest first, are read to find since when a table is behind.

@@ -5,7 +5,7 @@ from deltalake import write_deltalake
 
 from waldelta.lake import Lake
 from waldelta.stages.check.measure.failing_rows import find_broken_rows
-from waldelta.target_modes import named_mode
+from waldelta.target_modes.modes import named_mode
 
 COLUMNS = {
     "history": "`a b`, _wd_valid_from_lsn, _wd_valid_to_lsn, _wd_valid_from, _wd_valid_to",

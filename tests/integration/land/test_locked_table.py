@@ -18,8 +18,7 @@ from waldelta.pipeline.targets import read_unlocked_sources, target_sources
 from waldelta.pipeline.targets.lifecycle import read_table_bytes
 from waldelta.postgres import TableId
 from waldelta.postgres.lock_waits import read_locked_tables
-from waldelta.snapshot import SnapshotHolder
-from waldelta.snapshot.exported_snapshot import read_version, wait_for_version
+from waldelta.snapshot.exported_snapshot import SnapshotHolder, read_version, wait_for_version
 from waldelta.stages.apply.apply import apply
 from waldelta.stages.land.drain import drain
 from waldelta.stages.land.idle_check import check_idle

@@ -6,9 +6,8 @@ import pytest
 
 from waldelta.config import Source
 from waldelta.errors import PeekTimeout
-from waldelta.pgoutput import read_relation, read_truncate
 from waldelta.pgoutput.envelope import Envelope
-from waldelta.pgoutput.messages import read_logical_message
+from waldelta.pgoutput.messages import read_logical_message, read_relation, read_truncate
 from waldelta.pgoutput.rows import decode_rows
 from waldelta.postgres import connect
 from waldelta.postgres.connection import connect_arrow

@@ -24,7 +24,7 @@ from waldelta.errors import (
 from waldelta.jobs.consume import consume
 from waldelta.jobs.reconcile import run_reconcile
 from waldelta.pipeline.run_result import RunFailed
-from waldelta.snapshot import SnapshotHolder
+from waldelta.snapshot.exported_snapshot import SnapshotHolder
 from waldelta.spark import InProcess
 from waldelta.stages.repair import repair as repair_module
 from waldelta.stages.sync.sync import sync

@@ -8,7 +8,7 @@ from waldelta.errors import NeedsSync
 from waldelta.lake import Lake, driver_limits
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
 from waldelta.postgres import PgType, TableId
-from waldelta.snapshot import TableCopy
+from waldelta.snapshot.read_table import TableCopy
 from waldelta.stages.repair.mend.mend import ExpectedRows, differences
 from waldelta.types.type_map import target_type
 

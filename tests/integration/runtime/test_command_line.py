@@ -28,7 +28,7 @@ from waldelta.lake.ledger import (
     now,
 )
 from waldelta.monitoring.status import read_status
-from waldelta.pgoutput import UnreadMessage
+from waldelta.pgoutput.messages import UnreadMessage
 from waldelta.pipeline import target_lock
 from waldelta.pipeline.targets import record_unreadable
 from waldelta.pipeline.targets.quarantined_rows import discard_quarantined, list_quarantined

@@ -8,7 +8,7 @@ from waldelta.pipeline.source import SlotMeter, xmin_age
 from waldelta.postgres.server_position import read_position
 from waldelta.slot.read.peek import call
 from waldelta.slot.slot import read_slot
-from waldelta.snapshot import SnapshotHolder
+from waldelta.snapshot.exported_snapshot import SnapshotHolder
 
 
 def test_calls_of_a_slot(database, conn, lake):

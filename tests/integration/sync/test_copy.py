@@ -14,11 +14,13 @@ from waldelta.errors import (
 )
 from waldelta.postgres import connect
 from waldelta.postgres.published_tables import read_published_tables
-from waldelta.snapshot import SnapshotHolder, plan_chunks, plan_copy, whole_table
-from waldelta.snapshot.read_selected import read_choices
+from waldelta.snapshot.chunks import plan_chunks
+from waldelta.snapshot.exported_snapshot import SnapshotHolder
+from waldelta.snapshot.read_selected import read_choices, whole_table
 from waldelta.snapshot.read_table import (
     chunk_query,
     lock_query,
+    plan_copy,
     raw_map,
     read_chunks,
 )

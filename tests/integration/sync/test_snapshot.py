@@ -10,8 +10,11 @@ from waldelta.errors import NotPrimary, SnapshotLost, SourceUnreachable, Transac
 from waldelta.lsn import Lsn
 from waldelta.postgres import connect
 from waldelta.postgres.server_position import WRITTEN_SQL
-from waldelta.snapshot import SnapshotHolder, reader_name
-from waldelta.snapshot.exported_snapshot import wait_for_old_transactions
+from waldelta.snapshot.exported_snapshot import (
+    SnapshotHolder,
+    reader_name,
+    wait_for_old_transactions,
+)
 
 
 def visible(holder, query):

@@ -18,8 +18,9 @@ from waldelta.lake import Lake
 from waldelta.postgres import TableId, connect
 from waldelta.postgres.published_tables import read_published_tables
 from waldelta.row_filter import refused_filter, resolve_filter
-from waldelta.snapshot import SnapshotHolder, plan_chunks, plan_copy
-from waldelta.snapshot.read_table import read_chunks
+from waldelta.snapshot.chunks import plan_chunks
+from waldelta.snapshot.exported_snapshot import SnapshotHolder
+from waldelta.snapshot.read_table import plan_copy, read_chunks
 from waldelta.snapshot.source_columns import is_one_of, key_columns
 from waldelta.stages.repair._repair_rows import estimate_rows
 

@@ -7,8 +7,8 @@ import pytest
 from psycopg import sql
 
 from waldelta.config import TypeOptions
-from waldelta.pgoutput import read_relation
 from waldelta.pgoutput.envelope import Envelope
+from waldelta.pgoutput.messages import read_relation
 from waldelta.pgoutput.rows import decode_rows
 from waldelta.postgres import connect
 from waldelta.postgres.connection import connect_arrow

@@ -6,14 +6,16 @@ import pytest
 from tests.support import pgoutput_encoder as enc
 from tests.support.seeds import chosen_random, rounds
 from waldelta.errors import DecodeError
-from waldelta.pgoutput import Relation, read_relation, read_truncate
 from waldelta.pgoutput.messages import (
     Control,
     LogicalMessage,
+    Relation,
     RelationColumn,
     decode_logical_messages,
     read_control,
     read_logical_message,
+    read_relation,
+    read_truncate,
 )
 
 COLUMNS = [

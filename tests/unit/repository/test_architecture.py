@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.source_code import ROOT, modules, nodes_of, tree_of
 from tools.messages import docstrings
-from waldelta.target_modes import MODES
+from waldelta.target_modes.modes import MODES
 
 # folder -> packages of this project that may be imported from there
 MAY_IMPORT = {

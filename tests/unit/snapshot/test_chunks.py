@@ -6,8 +6,7 @@ import pytest
 
 from waldelta.postgres import Leaf, TableId
 from waldelta.postgres.catalog import Through
-from waldelta.snapshot import plan_chunks
-from waldelta.snapshot.chunks import plan_tasks
+from waldelta.snapshot.chunks import plan_chunks, plan_tasks
 
 BLOCK = 8192
 

@@ -9,8 +9,7 @@ import pytest
 from waldelta.errors import SourceUnreachable
 from waldelta.postgres import TableId
 from waldelta.postgres.sessions import ARROW_SESSIONS
-from waldelta.snapshot import TableCopy
-from waldelta.snapshot.read_table import read_chunks
+from waldelta.snapshot.read_table import TableCopy, read_chunks
 
 
 class LostConnection:

@@ -13,7 +13,8 @@ from waldelta.errors import ModeRefused, StateError
 from waldelta.pipeline.targets import TargetSource
 from waldelta.postgres import PublishedTable, TableId
 from waldelta.stages.setup.preflight.targets import PlannedTargets, judge_modes
-from waldelta.target_modes import MODES, Feature, named_mode
+from waldelta.target_modes.modes import MODES, named_mode
+from waldelta.target_modes.target_mode import Feature
 
 
 def published(name: str, oid: int, key: tuple[str, ...]) -> PublishedTable:

@@ -40,9 +40,9 @@ from waldelta.errors import ApplyError, DecodeError, NeedsSync
 from waldelta.lake.changelog import Snapshot, place_columns
 from waldelta.lake.changelog.row_messages import commits
 from waldelta.lsn import Lsn
-from waldelta.pgoutput import Relation, Segments
+from waldelta.pgoutput.messages import Relation
 from waldelta.pgoutput.rows import Rows, decode_rows
-from waldelta.pgoutput.transactions import SEQ_BITS
+from waldelta.pgoutput.transactions import SEQ_BITS, Segments
 from waldelta.snapshot.read_table import RAW_TYPE, raw_map
 from waldelta.target_modes.target_mode import STATE_XID
 from waldelta.types import TargetType

@@ -19,8 +19,7 @@ import pyarrow.compute as pc
 
 from waldelta.arrow import Bools, Ints
 from waldelta.lake.changelog import Stream
-from waldelta.pgoutput import Relation, read_relation
-from waldelta.pgoutput.messages import MARK
+from waldelta.pgoutput.messages import MARK, Relation, read_relation
 from waldelta.pgoutput.transactions import order_of
 
 _END = int(np.iinfo(np.int64).max)

@@ -37,8 +37,7 @@ from waldelta.changes.decode.collapse import (
     newest_known,
     remaining_rows,
 )
-from waldelta.target_modes import Fold
-from waldelta.target_modes.target_mode import MOVED, STATE_XID, TO_LSN, TO_TS
+from waldelta.target_modes.target_mode import MOVED, STATE_XID, TO_LSN, TO_TS, Fold
 
 
 @dataclass(frozen=True, slots=True)

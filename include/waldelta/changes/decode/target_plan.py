@@ -40,9 +40,17 @@ from waldelta.lake.changelog.batch_file import XID_MASK
 from waldelta.lake.changelog.row_messages import Volume, commits, logical_messages
 from waldelta.lake.ledger import TableState
 from waldelta.metadata_columns import RELID
-from waldelta.pgoutput import Relation, Segments, UnreadMessage, read_relation, read_truncate
 from waldelta.pgoutput.message_kinds import CONTROL_KINDS
-from waldelta.pgoutput.messages import RelationColumn, decode_logical_messages, read_control
+from waldelta.pgoutput.messages import (
+    Relation,
+    RelationColumn,
+    UnreadMessage,
+    decode_logical_messages,
+    read_control,
+    read_relation,
+    read_truncate,
+)
+from waldelta.pgoutput.transactions import Segments
 from waldelta.pipeline.drift import (
     CatalogTable,
     Evolution,

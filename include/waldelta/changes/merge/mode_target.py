@@ -47,8 +47,7 @@ from waldelta.pipeline import Job
 from waldelta.spark import Runner
 from waldelta.spark.runner import shares
 from waldelta.spark_sql import quote
-from waldelta.target_modes import Fold, TargetMode
-from waldelta.target_modes.target_mode import MOVED, STATE_XID, TO_LSN, TO_TS
+from waldelta.target_modes.target_mode import MOVED, STATE_XID, TO_LSN, TO_TS, Fold, TargetMode
 from waldelta.types import TargetType
 from waldelta.types.hstore import Hstore
 

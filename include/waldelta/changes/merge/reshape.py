@@ -21,7 +21,7 @@ from waldelta.lake.delta_statements import needs_mapping
 from waldelta.lake.layout import divides
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
 from waldelta.pipeline.drift import Evolution, NewColumn
-from waldelta.target_modes import TargetMode
+from waldelta.target_modes.target_mode import TargetMode
 from waldelta.types import TargetType
 from waldelta.types.json import Variant
 

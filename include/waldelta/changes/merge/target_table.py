@@ -70,8 +70,8 @@ from waldelta.spark import Runner
 from waldelta.spark.arrow_schema import ddl, sql_type
 from waldelta.spark.session import session_settings
 from waldelta.spark_sql import quote
-from waldelta.target_modes import TargetMode
 from waldelta.target_modes.column_names import clashes
+from waldelta.target_modes.target_mode import TargetMode
 from waldelta.types import TargetType, column_types
 from waldelta.types.json import Variant
 

@@ -37,7 +37,6 @@ from waldelta.lake.lake import Lake
 from waldelta.lake.ledger import SKIPPED, Decisions
 from waldelta.lake.ledger.records import ConsumedBatch
 from waldelta.lake.storage import CHANGES, local_path
-from waldelta.pgoutput import read_truncate
 from waldelta.pgoutput.byte_readers import unsigned
 from waldelta.pgoutput.envelope import ENVELOPE_SCHEMA
 from waldelta.pgoutput.message_kinds import (
@@ -46,7 +45,7 @@ from waldelta.pgoutput.message_kinds import (
     CONTROL_KINDS,
     ROW_KINDS,
 )
-from waldelta.pgoutput.messages import MARK, Control, read_control
+from waldelta.pgoutput.messages import MARK, Control, read_control, read_truncate
 from waldelta.pgoutput.transactions import (
     LAST_SEQ,
     SEQ_BITS,

@@ -24,10 +24,10 @@ from waldelta.errors import DecodeError
 from waldelta.lake.lake import Lake
 from waldelta.lake.ledger import TableState
 from waldelta.lake.storage import by_row_group, parquet_format, scan_options
-from waldelta.pgoutput import Relation, Segments, read_relation, read_truncate
 from waldelta.pgoutput.commit_time import shown
 from waldelta.pgoutput.message_kinds import ROW_KINDS
-from waldelta.pgoutput.transactions import SEQ_BITS
+from waldelta.pgoutput.messages import Relation, read_relation, read_truncate
+from waldelta.pgoutput.transactions import SEQ_BITS, Segments
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from typing import Any, ClassVar, Self, TypeVar, get_args, get_origin, get_type_
 import pyarrow as pa
 
 from waldelta.arrow import UTC_TIME
-from waldelta.target_modes import TargetMode, named_mode
+from waldelta.target_modes.modes import named_mode
+from waldelta.target_modes.target_mode import TargetMode
 from waldelta.types import TargetType, stored_type
 
 # Values of a state's ``status``.

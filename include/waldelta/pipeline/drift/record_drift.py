@@ -49,7 +49,7 @@ from waldelta.pipeline.targets.lifecycle import mark_for_copy_if_unchanged
 from waldelta.pipeline.targets.target_sources import read_targets
 from waldelta.postgres import Connection
 from waldelta.postgres.publication_membership import from_texts
-from waldelta.target_modes import Feature
+from waldelta.target_modes.target_mode import Feature
 
 log = logging.getLogger(__name__)
 # Maximum age of the record of a partitioned table: truncated leaves are found by rows that are

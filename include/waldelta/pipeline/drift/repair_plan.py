@@ -44,10 +44,9 @@ from waldelta.row_filter.parse import (
     walk,
 )
 from waldelta.row_filter.source_sql import source_sql
-from waldelta.snapshot import Choice, whole_table
-from waldelta.snapshot.read_selected import of_leaves_together
+from waldelta.snapshot.read_selected import Choice, of_leaves_together, whole_table
 from waldelta.snapshot.read_table import of_leaves
-from waldelta.target_modes import Feature
+from waldelta.target_modes.target_mode import Feature
 
 # A table with few rows is repaired either way. Of a larger table, a repair pays off only up to this
 # share of entering rows: beyond it, a copy costs no more.

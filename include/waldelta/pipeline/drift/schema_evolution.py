@@ -19,8 +19,7 @@ from waldelta.config.type_options import DEFAULT_TYPES
 from waldelta.errors import NeedsSync, SchemaChanged
 from waldelta.lake.ledger import ColumnState, TableState
 from waldelta.metadata_columns import RELID_ATTNUM
-from waldelta.pgoutput import Relation
-from waldelta.pgoutput.messages import RelationColumn
+from waldelta.pgoutput.messages import Relation, RelationColumn
 from waldelta.pipeline.drift.catalog_state import CatalogTable
 from waldelta.pipeline.drift.unsent_changes import rewritten
 from waldelta.pipeline.targets import column_states

@@ -30,9 +30,9 @@ from waldelta.lake.ledger import (
 )
 from waldelta.lake.storage import BOOKKEEPING
 from waldelta.lsn import Lsn
-from waldelta.pgoutput import UnreadMessage, read_truncate
 from waldelta.pgoutput.byte_readers import unsigned
 from waldelta.pgoutput.message_kinds import name_of
+from waldelta.pgoutput.messages import UnreadMessage, read_truncate
 from waldelta.pipeline.job import Job, identity_of
 from waldelta.pipeline.targets.lifecycle import target_generations
 from waldelta.pipeline.targets.watermarks import Watermarks, messages_applied

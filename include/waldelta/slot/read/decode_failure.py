@@ -22,9 +22,8 @@ import psycopg
 from waldelta.config import Source
 from waldelta.errors import DecodeError, SlotUnreadable, SourceError, without_values
 from waldelta.lsn import Lsn
-from waldelta.pgoutput import read_relation
 from waldelta.pgoutput.message_kinds import END_CODES, STREAM_ABORT
-from waldelta.pgoutput.messages import read_begin
+from waldelta.pgoutput.messages import read_begin, read_relation
 from waldelta.pipeline import Job
 from waldelta.postgres import filtered_tables, limited
 from waldelta.postgres.walsender import stream_slot

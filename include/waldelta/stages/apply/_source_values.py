@@ -39,10 +39,9 @@ from waldelta.postgres import (
     lock_holders,
     read_types,
 )
-from waldelta.snapshot import KeyAttribute
 from waldelta.snapshot.exported_snapshot import wait_until_visible
 from waldelta.snapshot.read_table import privilege_remedy
-from waldelta.snapshot.source_columns import text_sql
+from waldelta.snapshot.source_columns import KeyAttribute, text_sql
 
 Texts = list[str | None]
 

@@ -21,9 +21,8 @@ from waldelta.lake.changelog import place_columns
 from waldelta.lake.changelog.row_messages import commits, logical_messages
 from waldelta.lake.data_file import NEW_FILES, DataFiles, discard, new_prefix
 from waldelta.lake.layout import NewFile
-from waldelta.pgoutput import Segments
 from waldelta.pgoutput.messages import decode_logical_messages
-from waldelta.pgoutput.transactions import LAST_SEQ, SEQ_BITS
+from waldelta.pgoutput.transactions import LAST_SEQ, SEQ_BITS, Segments
 from waldelta.pipeline import AdvisoryLock, Job, SlotIdentity
 from waldelta.pipeline.advisory_locks import messages_lock
 from waldelta.pipeline.targets import messages_applied, record_unreadable

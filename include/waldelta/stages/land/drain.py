@@ -35,7 +35,7 @@ from waldelta.lake.changelog import ChangeLog, Landed
 from waldelta.lake.changelog.batch_file import BatchFile
 from waldelta.lake.write_errors import change_log_write_error
 from waldelta.lsn import Lsn
-from waldelta.pgoutput import UnreadMessage
+from waldelta.pgoutput.messages import UnreadMessage
 from waldelta.pipeline import AdvisoryLock, Job, SourceLoad, named_error, slot_lock
 from waldelta.pipeline.source import SlotMeter, moves, peeks
 from waldelta.pipeline.targets import record_unreadable

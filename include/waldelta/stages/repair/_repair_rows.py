@@ -39,17 +39,16 @@ from waldelta.quantities import counted
 from waldelta.row_filter import RowFilter, published_filter
 from waldelta.row_filter.spark.evaluate import evaluate
 from waldelta.row_filter.spark.translate import spark_condition
-from waldelta.snapshot import (
+from waldelta.snapshot.exported_snapshot import SnapshotHolder, reader_name
+from waldelta.snapshot.read_selected import (
+    KEYS_PER_READ,
     Choice,
-    KeyAttribute,
-    SnapshotHolder,
-    TableCopy,
-    plan_copy,
-    reader_name,
+    read_choices,
+    read_keys,
     whole_table,
 )
-from waldelta.snapshot.read_selected import KEYS_PER_READ, read_choices, read_keys
-from waldelta.snapshot.source_columns import key_columns
+from waldelta.snapshot.read_table import TableCopy, plan_copy
+from waldelta.snapshot.source_columns import KeyAttribute, key_columns
 from waldelta.spark import Runner
 from waldelta.spark.runner import Task
 from waldelta.spark_sql import quote

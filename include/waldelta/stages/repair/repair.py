@@ -93,8 +93,8 @@ from waldelta.pipeline.targets.target_sources import to_text
 from waldelta.postgres import TableId
 from waldelta.postgres.publication_membership import was_interrupted
 from waldelta.quantities import counted
-from waldelta.snapshot import SnapshotHolder
 from waldelta.snapshot.exported_snapshot import (
+    SnapshotHolder,
     check_version,
     read_version_as_of,
     wait_for_version,

@@ -52,7 +52,7 @@ from waldelta.stages.repair.replay.interval import (
     place_columns_by_name,
 )
 from waldelta.stages.sync.sync import sync
-from waldelta.target_modes import Feature
+from waldelta.target_modes.target_mode import Feature
 
 log = logging.getLogger(__name__)
 

@@ -41,9 +41,15 @@ from waldelta.postgres import (
     rows_where,
 )
 from waldelta.quantities import counted, duration, first_of, size
-from waldelta.snapshot import Chunk, SnapshotHolder, TableCopy, plan_chunks, plan_copy
-from waldelta.snapshot.chunks import COPIED_AT_ONCE, bytes_per_task
-from waldelta.snapshot.read_table import filter_conditions, read_chunks, row_groups
+from waldelta.snapshot.chunks import COPIED_AT_ONCE, Chunk, bytes_per_task, plan_chunks
+from waldelta.snapshot.exported_snapshot import SnapshotHolder
+from waldelta.snapshot.read_table import (
+    TableCopy,
+    filter_conditions,
+    plan_copy,
+    read_chunks,
+    row_groups,
+)
 from waldelta.stages.setup.facts.source_facts import ServerFacts
 from waldelta.stages.setup.preflight.targets import PlannedTargets
 

@@ -44,10 +44,10 @@ from waldelta.pipeline import Job, unexpected_error
 from waldelta.pipeline.drift import is_dear
 from waldelta.postgres import Leaf, PublishedTable, named_loss
 from waldelta.quantities import counted
-from waldelta.snapshot import Chunk, TableCopy, reader_name, whole_table
-from waldelta.snapshot.chunks import divide_blocks
-from waldelta.snapshot.read_selected import KEYS_PER_READ, read_keys
-from waldelta.snapshot.read_table import filter_conditions, read_chunks
+from waldelta.snapshot.chunks import Chunk, divide_blocks
+from waldelta.snapshot.exported_snapshot import reader_name
+from waldelta.snapshot.read_selected import KEYS_PER_READ, read_keys, whole_table
+from waldelta.snapshot.read_table import TableCopy, filter_conditions, read_chunks
 from waldelta.snapshot.source_columns import key_columns
 from waldelta.spark import Runner
 from waldelta.spark.runner import Answer

@@ -51,7 +51,7 @@ from waldelta.lsn import Lsn
 from waldelta.pipeline import Job
 from waldelta.pipeline.targets import check_target
 from waldelta.postgres import TableId
-from waldelta.snapshot import TableCopy
+from waldelta.snapshot.read_table import TableCopy
 from waldelta.spark import Runner
 from waldelta.spark.runner import once
 from waldelta.spark_sql import simple_type
@@ -70,7 +70,7 @@ from waldelta.stages.sync._write_files import (
     copy_files,
     open_target,
 )
-from waldelta.target_modes import TargetMode
+from waldelta.target_modes.target_mode import TargetMode
 
 log = logging.getLogger(__name__)
 

@@ -40,16 +40,17 @@ from waldelta.pipeline.targets.watermarks import sync_app_id
 from waldelta.postgres import TableId, is_standby, named_loss
 from waldelta.quantities import counted
 from waldelta.row_filter import RowFilter
-from waldelta.snapshot import Chunk, SnapshotHolder, plan_chunks, plan_copy
-from waldelta.snapshot.chunks import bytes_per_task, plan_tasks
+from waldelta.snapshot.chunks import Chunk, bytes_per_task, plan_chunks, plan_tasks
 from waldelta.snapshot.exported_snapshot import (
     PublicationVersion,
+    SnapshotHolder,
     check_version,
     not_primary,
     read_clock,
     read_version,
     read_version_as_of,
 )
+from waldelta.snapshot.read_table import plan_copy
 from waldelta.spark import Runner
 from waldelta.stages.repair.mend.mend import bucket_count
 from waldelta.stages.sync._staged_chunks import (
@@ -69,7 +70,7 @@ from waldelta.stages.sync._write import (
 )
 from waldelta.stages.sync._write_files import ChunkReader, WrittenCopy
 from waldelta.stages.sync.skipped_copy import SkippedCopy, skip_copy
-from waldelta.target_modes import TargetMode
+from waldelta.target_modes.target_mode import TargetMode
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from waldelta.lake.ledger import SYNCED, TableState
 from waldelta.lsn import Lsn
 from waldelta.pipeline import Job
 from waldelta.pipeline.targets import ReplicatedTarget
-from waldelta.snapshot import SnapshotHolder
+from waldelta.snapshot.exported_snapshot import SnapshotHolder
 
 # Transaction ids begin at 3, so this snapshot sees none, and apply takes every landed change.
 _SEES_NOTHING = "3:3:"

@@ -24,7 +24,7 @@ from waldelta.changes.decode.collapse import (
 )
 from waldelta.changes.decode.decode import DecodePlan, collapse_events
 from waldelta.lake.changelog import Snapshot
-from waldelta.pgoutput import Segments
+from waldelta.pgoutput.transactions import Segments
 from waldelta.postgres import PgType
 from waldelta.types.type_map import target_type
 

@@ -32,10 +32,9 @@ from waldelta.lake import Lake
 from waldelta.lake.changelog import ChangeLog
 from waldelta.lake.ledger import SKIPPED, Decision, Decisions, SentMessage, now
 from waldelta.lake.ledger.decisions import WAITING
-from waldelta.pgoutput import UnreadMessage
 from waldelta.pgoutput.envelope import Envelope
 from waldelta.pgoutput.message_kinds import ROW_KINDS, TIMELINE_KINDS
-from waldelta.pgoutput.messages import MARK
+from waldelta.pgoutput.messages import MARK, UnreadMessage
 
 FIRST = (
     plain(6, described(), row(1), row(2))

@@ -10,7 +10,7 @@ import pytest
 from tests.support.seeds import chosen_seed, rounds
 from waldelta.changes.decode.collapse import DELETE, INSERT, UPDATE, ColumnNumbering, event_schema
 from waldelta.changes.decode.row_states import Truncation, Unfolding, row_versions
-from waldelta.target_modes import Fold
+from waldelta.target_modes.target_mode import Fold
 
 TS = pa.timestamp("us", tz="UTC")
 NUMBERING = ColumnNumbering(2, (0,), (1,))

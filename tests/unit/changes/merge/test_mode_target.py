@@ -11,7 +11,7 @@ from waldelta.arrow import UTC_TIME
 from waldelta.changes.decode.row_states import Truncation
 from waldelta.changes.merge.mode_target import ModeTarget
 from waldelta.lake import Lake, query
-from waldelta.target_modes import MODES
+from waldelta.target_modes.modes import MODES
 from waldelta.types.hstore import Hstore
 from waldelta.types.numeric import Number, NumericAsText
 from waldelta.types.text import Text

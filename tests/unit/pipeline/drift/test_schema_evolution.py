@@ -6,8 +6,7 @@ import pytest
 
 from waldelta.errors import NeedsSync, SchemaChanged
 from waldelta.lake.ledger import ColumnState, TableState, now
-from waldelta.pgoutput import Relation
-from waldelta.pgoutput.messages import RelationColumn
+from waldelta.pgoutput.messages import Relation, RelationColumn
 from waldelta.pipeline.drift import CatalogTable
 from waldelta.pipeline.drift.catalog_state import CatalogColumn
 from waldelta.pipeline.drift.schema_evolution import (

@@ -8,7 +8,7 @@ import pytest
 from waldelta.changes.decode.net_rows import key_codes
 from waldelta.errors import NeedsSync
 from waldelta.postgres import PgType
-from waldelta.snapshot import KeyAttribute
+from waldelta.snapshot.source_columns import KeyAttribute
 from waldelta.stages.repair._repair_rows import quarantined_keys, removals
 from waldelta.types.type_map import target_type
 

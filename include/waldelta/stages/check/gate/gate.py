@@ -59,7 +59,7 @@ from waldelta.lake.ledger.decisions import FAILS
 from waldelta.pipeline import Job
 from waldelta.pipeline.targets.quarantined_rows import landed_upto, valid_releases
 from waldelta.quantities import counted
-from waldelta.snapshot import TableCopy
+from waldelta.snapshot.read_table import TableCopy
 from waldelta.spark import Runner
 from waldelta.spark_sql import string
 from waldelta.stages.check.gate.table_gate import (
@@ -74,7 +74,7 @@ from waldelta.stages.check.gate.table_gate import (
     record,
     stopped,
 )
-from waldelta.target_modes import Feature
+from waldelta.target_modes.target_mode import Feature
 
 
 @dataclass(frozen=True, slots=True)

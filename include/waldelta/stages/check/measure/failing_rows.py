@@ -30,7 +30,7 @@ from waldelta.errors import class_and_text
 from waldelta.lake import MOST_DRIVER_BYTES, READ_FAILURES, TargetVersion, query
 from waldelta.metadata_columns import PREFIX
 from waldelta.spark_sql import quote, quote_in_template
-from waldelta.target_modes import TargetMode
+from waldelta.target_modes.target_mode import TargetMode
 
 log = logging.getLogger(__name__)
 

@@ -53,7 +53,7 @@ from waldelta.lake import (
 from waldelta.lake.layout import HeldFile, held_files
 from waldelta.metadata_columns import RAW
 from waldelta.pipeline import Job
-from waldelta.snapshot import TableCopy
+from waldelta.snapshot.read_table import TableCopy
 from waldelta.spark import Runner
 from waldelta.spark.runner import shares
 from waldelta.spark_sql import parquet, quote

@@ -32,19 +32,21 @@ from waldelta.pgoutput.byte_readers import ArrowArray
 from waldelta.postgres import Connection, check_settings, describe, lacks_room, rows_where
 from waldelta.postgres.sessions import PLAIN_SESSIONS
 from waldelta.server_errors import sqlstate as codes
-from waldelta.snapshot import Choice, Chunk, KeyAttribute, TableCopy, reader_name
-from waldelta.snapshot.read_selected import KEYS_PER_READ, other_files
+from waldelta.snapshot.chunks import Chunk
+from waldelta.snapshot.exported_snapshot import reader_name
+from waldelta.snapshot.read_selected import KEYS_PER_READ, Choice, other_files
 from waldelta.snapshot.read_table import (
     COPY_LOCK_TIMEOUT_MS,
     GONE,
     NO_SNAPSHOT,
+    TableCopy,
     chunk_conditions,
     chunk_relation,
     filter_conditions,
     lock_query,
     privilege_remedy,
 )
-from waldelta.snapshot.source_columns import is_one_of
+from waldelta.snapshot.source_columns import KeyAttribute, is_one_of
 from waldelta.stages.repair.reconcile._checksum import (
     Fingerprint,
     Hashes,

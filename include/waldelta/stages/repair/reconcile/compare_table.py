@@ -46,7 +46,10 @@ from waldelta.pipeline import Job
 from waldelta.pipeline.drift import Repair, is_dear, within_leaves
 from waldelta.pipeline.targets import read_target_filter
 from waldelta.postgres.publication_membership import EVERY_CHANGE
-from waldelta.snapshot import SnapshotHolder, TableCopy, plan_chunks, plan_copy, whole_table
+from waldelta.snapshot.chunks import plan_chunks
+from waldelta.snapshot.exported_snapshot import SnapshotHolder
+from waldelta.snapshot.read_selected import whole_table
+from waldelta.snapshot.read_table import TableCopy, plan_copy
 from waldelta.snapshot.source_columns import key_columns
 from waldelta.spark import Runner
 from waldelta.stages.repair.mend.touched_keys import changed_keys
@@ -60,7 +63,7 @@ from waldelta.stages.repair.reconcile._row_differences import (
 from waldelta.stages.repair.reconcile._row_differences import DIFFERENT_VALUES as DIFFERS
 from waldelta.stages.repair.reconcile._source_side import BYTES_PER_CHUNK, SourceSide
 from waldelta.stages.repair.reconcile._target_side import TargetSide, is_among, read_small
-from waldelta.target_modes import Feature
+from waldelta.target_modes.target_mode import Feature
 
 log = logging.getLogger(__name__)
 

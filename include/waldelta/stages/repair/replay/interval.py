@@ -17,7 +17,7 @@ from waldelta.errors import StateError
 from waldelta.lake.changelog.change_log import Reach
 from waldelta.lake.ledger import BatchCut, ColumnState, Run, SlotMove, TableState
 from waldelta.lsn import Lsn
-from waldelta.pgoutput import Relation
+from waldelta.pgoutput.messages import Relation
 from waldelta.pipeline import Job
 
 CONSUME_VERB, REPLAY = "consume", "replay"

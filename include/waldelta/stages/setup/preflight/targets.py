@@ -60,8 +60,9 @@ from waldelta.row_filter import RowFilter, resolve_filter
 from waldelta.row_filter.spark.translate import spark_condition
 from waldelta.stages.setup.facts.publications import PublicationState
 from waldelta.stages.setup.facts.source_facts import Facts, members
-from waldelta.target_modes import Feature, named_mode
 from waldelta.target_modes.column_names import clashes
+from waldelta.target_modes.modes import named_mode
+from waldelta.target_modes.target_mode import Feature
 
 # Yields what is wrong with a target's own expectations, by the columns that it has or will have.
 JudgeSuite = Callable[[str, OwnSuiteFile, TargetColumns], Iterable[Finding]]

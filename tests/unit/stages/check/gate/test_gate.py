@@ -19,7 +19,7 @@ from waldelta.stages.check.gate.table_gate import (
     _used_columns,
 )
 from waldelta.stages.check.suite.expectation import PlannedExpectation
-from waldelta.target_modes import MODES
+from waldelta.target_modes.modes import MODES
 from waldelta.types import stored_type
 
 

@@ -10,8 +10,7 @@ from tests.support.pipelines import job_of, whole_database
 from waldelta.errors import StateError
 from waldelta.lake.changelog.change_log import Reach
 from waldelta.lake.ledger import BatchCut, ColumnState, Run, SlotMove, TableState
-from waldelta.pgoutput import Relation
-from waldelta.pgoutput.messages import RelationColumn
+from waldelta.pgoutput.messages import Relation, RelationColumn
 from waldelta.stages.repair.replay.interval import (
     falls_into,
     is_replay,
