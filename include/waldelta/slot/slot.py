@@ -7,7 +7,6 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 import psycopg
 from psycopg import sql
@@ -105,40 +104,13 @@ def read_slot(conn: Connection, name: str) -> SlotState | None:
     """Returns the slot's current state on the server; None when no slot has this name."""
     if (row := next(iter(fetch(conn, _SLOT, {"name": name})), None)) is None:
         return None
-    extra: dict[str, Any] = row.everything  # These columns don't exist in every version.
-    since = extra.get("inactive_since")
     return SlotState(
-        name=row.slot_name,
-        plugin=row.plugin,
-        slot_type=row.slot_type,
-        database=row.database,
-        in_this_database=row.in_this_database,
-        temporary=row.temporary,
-        active=row.active,
-        active_pid=row.active_pid,
-        active_by=row.active_by,
-        confirmed_flush_lsn=Lsn.parse(row.confirmed_flush_lsn or "0/0"),
-        restart_lsn=Lsn.parse(row.restart_lsn) if row.restart_lsn else None,
-        wal_status=row.wal_status,
-        safe_wal_size=row.safe_wal_size,
-        two_phase=row.two_phase,
-        invalidation_reason=extra.get("invalidation_reason")
-        or ("conflicting" if extra.get("conflicting") else None),
-        inactive_since=datetime.fromisoformat(since) if since else None,
-        retained_bytes=max(0, int(row.retained_bytes or 0)),
-        system_identifier=row.system_identifier,
-        timeline=row.timeline,
-        decoded=row.decoded or 0,
-        spilled=row.spill_txns or 0,
-        spilled_bytes=row.spill_bytes or 0,
-        catalog_xmin_age=row.catalog_xmin_age,
-        failover=bool(extra.get("failover")),
-        synced=bool(extra.get("synced")),
-        in_recovery=row.in_recovery,
-        standbys_away=tuple(row.standbys_away) if extra.get("failover") else (),
-        wal_bytes_per_hour=(
-            float(row.wal_bytes_per_hour) if row.wal_bytes_per_hour is not None else None
-        ),
+        **row._asdict()
+        | {
+            "confirmed_flush_lsn": Lsn.parse(row.confirmed_flush_lsn or "0/0"),
+            "restart_lsn": Lsn.parse(row.restart_lsn) if row.restart_lsn else None,
+            "standbys_away": tuple(row.standbys_away),
+        }
     )
 
 
@@ -333,8 +305,13 @@ where s.slot_name = %(slot)s
   and (to_jsonb(s) ->> 'failover')::boolean
   and (held.restart_lsn < %(upto)s::pg_lsn) is not false
 """
-_SLOT = """
-select s.slot_name,
+WAL_PER_HOUR = """
+    select trunc(wal_bytes * 3600 / extract(epoch from now() - stats_reset))::bigint
+    from pg_stat_wal
+    where stats_reset < now() - interval '10 minutes'
+"""
+_SLOT = f"""
+select s.slot_name as name,
        s.plugin,
        s.slot_type,
        s.database,
@@ -352,12 +329,18 @@ select s.slot_name,
        safe.bytes as safe_wal_size,
        s.two_phase,
        pg_is_in_recovery() as in_recovery,
-       to_jsonb(s) as everything,
-       pg_wal_lsn_diff(w.lsn, s.restart_lsn) as retained_bytes,
+       coalesce(
+           versioned.columns ->> 'invalidation_reason',
+           case when (versioned.columns ->> 'conflicting')::boolean then 'conflicting' end
+       ) as invalidation_reason,
+       (versioned.columns ->> 'inactive_since')::timestamptz as inactive_since,
+       (versioned.columns -> 'failover')::boolean is true as failover,
+       (versioned.columns -> 'synced')::boolean is true as synced,
+       greatest(0, pg_wal_lsn_diff(w.lsn, s.restart_lsn))::bigint as retained_bytes,
        c.system_identifier::text,
-       greatest(t.total_txns, sign(t.total_bytes)::bigint) as decoded,
-       t.spill_txns,
-       t.spill_bytes,
+       coalesce(greatest(t.total_txns, sign(t.total_bytes)::bigint), 0) as decoded,
+       coalesce(t.spill_txns, 0) as spilled,
+       coalesce(t.spill_bytes, 0) as spilled_bytes,
        age(s.catalog_xmin) as catalog_xmin_age,
        array(
            select trim(both ' "' from listed.name)
@@ -365,13 +348,9 @@ select s.slot_name,
                nullif(current_setting('synchronized_standby_slots', true), ''), ','
            ) as listed (name)
            left join pg_replication_slots held on held.slot_name = trim(both ' "' from listed.name)
-           where held.active is not true
+           where held.active is not true and (versioned.columns -> 'failover')::boolean
        ) as standbys_away,
-       (
-           select wal_bytes * 3600 / extract(epoch from now() - stats_reset)
-           from pg_stat_wal
-           where stats_reset < now() - interval '10 minutes'
-       ) as wal_bytes_per_hour,
+       ({WAL_PER_HOUR}) as wal_bytes_per_hour,
        case
            when pg_is_in_recovery() then (select timeline_id from pg_control_checkpoint())
            else ('x' || substr(pg_walfile_name(w.lsn), 1, 8))::bit(32)::int
@@ -380,6 +359,8 @@ from pg_replication_slots s
 left join pg_stat_activity a on a.pid = s.active_pid
 left join pg_stat_replication_slots t on t.slot_name = s.slot_name
 cross join pg_control_system() c
+-- Not every version has all of these columns.
+cross join to_jsonb(s) versioned (columns)
 cross join lateral (
     select case when pg_is_in_recovery() then pg_last_wal_replay_lsn()
       else pg_current_wal_lsn() end as lsn
@@ -404,4 +385,4 @@ cross join lateral (
     end::bigint as bytes
 ) safe
 where s.slot_name = %(name)s
-"""
+"""  # noqa: S608 - no value in it

@@ -28,7 +28,7 @@ from waldelta.postgres import (
 )
 from waldelta.postgres.publication_checks import MatchedTable, matched_tables
 from waldelta.row_filter.runtime_errors import Pattern
-from waldelta.slot.slot import SlotState
+from waldelta.slot.slot import WAL_PER_HOUR, SlotState
 from waldelta.stages.setup.facts.publications import PublicationState, PublicationTable
 
 TIMEOUTS = {
@@ -274,7 +274,7 @@ _SETTINGS: Sequence[str] = (
 )
 
 # A column for each field of ServerFacts. A pooler invents the backend's pid.
-_SERVER = """
+_SERVER = f"""
 select (select jsonb_object_agg(name, setting) from pg_settings where name = any(%(settings)s))
   as settings,
        current_setting('server_version_num')::int as version,
@@ -308,14 +308,10 @@ select (select jsonb_object_agg(name, setting) from pg_settings where name = any
            )), 0)::bigint
            from pg_replication_slots
        ) as retained_bytes,
-       (
-           select trunc(wal_bytes * 3600 / extract(epoch from now() - stats_reset))::bigint
-           from pg_stat_wal
-           where stats_reset < now() - interval '10 minutes'
-       ) as wal_bytes_per_hour
+       ({WAL_PER_HOUR}) as wal_bytes_per_hour
 from pg_roles r
 where r.rolname = current_user
-"""
+"""  # noqa: S608 - no value in it
 
 _ACCESS = """
 select c.oid,
