@@ -54,7 +54,7 @@ from waldelta.slot.standby import (
     record_promotion,
     replay_warnings,
 )
-from waldelta.stages.repair.replay.interval import within_history
+from waldelta.stages.repair.replay.interval import end_at_failovers
 from waldelta.stages.setup._slot_setup import _create_on_standby, slot_that_stays
 from waldelta.stages.setup.facts.source_facts import ServerFacts
 from waldelta.stages.setup.preflight.source import (
@@ -457,9 +457,9 @@ def test_runs_end_within_the_present_history():
         Run(NOON - timedelta(hours=1), "b", "consume", "failed"),
         Run(NOON + timedelta(hours=1), "c", "consume", "succeeded", start_lsn=70, end_lsn=85),
     ]
-    kept = within_history(runs, [move("created", 1), move("promoted", 70, 2)])
+    kept = end_at_failovers(runs, [move("created", 1), move("promoted", 70, 2)])
     assert [run.end_lsn for run in kept] == [70, None, 85]
-    assert within_history(runs, [move("created", 1)]) == runs
+    assert end_at_failovers(runs, [move("created", 1)]) == runs
 
 
 def test_a_standby_that_is_away_is_named():

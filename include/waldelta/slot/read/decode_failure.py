@@ -137,7 +137,7 @@ class Reading:
         self.source = self.job.pipeline.source
 
     def within(self, bound: PeekBound) -> PeekBound:
-        """Returns the bound of the next call."""
+        """Returns a bound, made smaller by what earlier calls showed can't be decoded."""
         if self._upto is not None:
             bound = replace(bound, upto_lsn=min(bound.upto_lsn, self._upto))
         if self._most is not None:

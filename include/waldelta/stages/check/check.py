@@ -46,7 +46,7 @@ from waldelta.pipeline.targets.external_commits import check_readable
 from waldelta.pipeline.targets.quarantined_rows import read_decided, record_unknown
 from waldelta.spark import Runner, RunnerPool
 from waldelta.spark.runner import MOST_AT_ONCE
-from waldelta.stages.check.check_run import CheckHistory, CheckRun, RunOutcome, failed
+from waldelta.stages.check.check_run import CheckHistory, CheckRun, RunOutcome, verdict_of_error
 from waldelta.stages.check.evaluate import judge_target
 from waldelta.stages.check.great_expectations.lazy_import import import_great_expectations
 from waldelta.stages.check.measure.profile import ProfileBounds, bounds_of
@@ -324,7 +324,7 @@ def _open_targets(
             check_readable(target.log, state, run.history.cut, version)
             return CheckedTarget(state, version, target)
         except Exception as err:
-            return failed(state.table_name, None, err)
+            return verdict_of_error(state.table_name, None, err)
 
     results = list(run.background.map(open_one, states))
     return [t for t in results if isinstance(t, CheckedTarget)], [

@@ -256,7 +256,7 @@ def needs_full_check(run: CheckRun, target: CheckedTarget) -> bool:
     return not checks or max(checks) < latest_time(schedule, run.began)
 
 
-def failed(table: str, version: int | None, err: Exception) -> TableVerdict:
+def verdict_of_error(table: str, version: int | None, err: Exception) -> TableVerdict:
     """Returns the verdict on a target that couldn't be judged at all."""
     error = unexpected_error(table, err)
     log.error("table=%s couldn't be checked: %s", table, error)

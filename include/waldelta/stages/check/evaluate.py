@@ -41,12 +41,12 @@ from waldelta.stages.check.check_run import (
     CheckRun,
     are_met,
     changed_since,
-    failed,
     is_unchanged_since_full_check,
     keep_other_data,
     met_at,
     needs_full_check,
     suite_of,
+    verdict_of_error,
 )
 from waldelta.stages.check.great_expectations.own_expectations import (
     Conditions,
@@ -350,7 +350,7 @@ def judge_target(run: CheckRun, runner: Runner, target: CheckedTarget) -> TableV
     except (SparkUnreachable, JavaMissing):
         raise
     except Exception as err:
-        return failed(target.state.table_name, target.version, err)
+        return verdict_of_error(target.state.table_name, target.version, err)
     return replace(verdict, seconds=time.monotonic() - started)
 
 

@@ -80,7 +80,7 @@ from (
 
 @dataclass(frozen=True, slots=True)
 class SourceSide:
-    """What is needed to read one table of the source.
+    """Reads one table of the source for a comparison: sums of hashes, keys, values.
 
     ``chunks`` divide the table between sessions. ``again`` chooses all its rows at once, for rows
     that are read a second time. ``key`` has the key's columns and types.

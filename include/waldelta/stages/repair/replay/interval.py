@@ -85,7 +85,7 @@ def read_span(job: Job) -> Span:
     """
     ledger = job.ledger
     identity = job.read_identity()
-    rows = within_history(
+    rows = end_at_failovers(
         [run for run in ledger.runs() if run.verb == CONSUME_VERB], ledger.slot_events()
     )
     runs_of_id = [run for run in rows if run.run_id == job.run_id]
@@ -126,7 +126,7 @@ def falls_into(run: Run, start: datetime, end: datetime) -> bool:
     return begin < end and (until > start or begin == until >= start)
 
 
-def within_history(runs: Iterable[Run], events: Iterable[SlotMove]) -> list[Run]:
+def end_at_failovers(runs: Iterable[Run], events: Iterable[SlotMove]) -> list[Run]:
     """Returns the runs, with those before a failover ending where the new server left their
     timeline.
     """

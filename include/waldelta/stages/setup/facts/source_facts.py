@@ -72,7 +72,9 @@ class ServerFacts:
 
 @dataclass(frozen=True, slots=True)
 class TableFacts:
-    """A wanted table: its relation, its leaf partitions, and the columns the role can read."""
+    """A table that the pipeline file names: its relation and leaf partitions, and the ``readable``
+    columns. ``hidden_rows``: row security hides rows from the role.
+    """
 
     relation: CatalogRelation
     leaves: tuple[Leaf, ...]
