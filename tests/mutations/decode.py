@@ -43,6 +43,13 @@ MUTATIONS = (
     ),
     Mutation(
         "pgoutput/transactions.py",
+        'elif kind in ("c", "K"):',
+        "elif kind:",
+        "A kind that no rule knows counts as a commit.",
+        (_TRANSACTIONS,),
+    ),
+    Mutation(
+        "pgoutput/transactions.py",
         "if decided_in > self.after:",
         "if segment.batch > self.after:",
         "A transaction that was prepared in an earlier batch is lost when it commits.",

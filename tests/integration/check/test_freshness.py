@@ -68,7 +68,7 @@ def test_how_far_behind(runner, database, lake, monkeypatch):
     database.execute("select pg_logical_emit_message(false, 'p', 'm')")
     database.execute("insert into t values (3)")
     assert validated("unread", with_messages) == fresh | {seconds: (False, "warning")}
-    consume(runner, replace(job, run_id="lands"), only=["land"])
+    consume(runner, replace(job, run_id="lands"), ["land"])
     assert validated("unapplied") == fresh | {seconds: (False, "warning")}
     with slot_lock(job):
         assert validated("being read") == {size: (True, "warning"), seconds: (False, "warning")}
