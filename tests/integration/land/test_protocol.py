@@ -8,12 +8,13 @@ from itertools import count
 from threading import Event
 
 import pytest
+from deltalake import DeltaTable
 
 import waldelta.stages.apply.logical_messages as messages_module
 from tests.oracles.target_rows import read_target
 from tests.support.landing import land_only, told
 from tests.support.pipelines import bare_job, bare_slot, pipeline_file
-from waldelta.errors import ConfigError
+from waldelta.errors import ConfigError, TargetNotWritable
 from waldelta.jobs.consume import consume
 from waldelta.jobs.maintain import run_maintain
 from waldelta.lake import MESSAGES
@@ -372,6 +373,20 @@ def test_messages_of_every_kind_exactly_once(database, lake):
     assert messages(job) == expected
     assert not check_idle(job).has_work
     assert_same(runner, job, database)
+
+
+def test_messages_in_a_table_with_other_features(database, lake):
+    """Files that its readers might read in another way are no messages."""
+    runner, job = InProcess(pytest.fail), make_job(database, lake, {"messages": True})
+    sync(runner, job)
+    database.execute(emit(True, "beat", "1"))
+    consume_all(runner, job)
+    DeltaTable(job.lake.bookkeeping(MESSAGES).uri).alter.add_constraint({"c": "batch > 0"})
+    database.execute(emit(True, "beat", "2"))
+    drain(runner, job)
+    with pytest.raises(TargetNotWritable, match="drop them"):
+        write_messages(runner, job)
+    assert messages(job) == [("beat", b"1", True)]
 
 
 @pytest.mark.soak("a race of two runs")

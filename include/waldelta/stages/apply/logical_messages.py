@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from waldelta.changes.decode.target_plan import find_unreadable_logical
 from waldelta.changes.merge.statements import CommitTag
-from waldelta.errors import DecodeError, LateWriter
+from waldelta.errors import DecodeError, LateWriter, TargetNotWritable
 from waldelta.failpoints import fault_point
 from waldelta.lake import MESSAGES, Overtaken
 from waldelta.lake.changelog import place_columns
@@ -52,7 +52,7 @@ def write_messages(runner: Runner, job: Job) -> int:
     batch.
 
     Raises LockHeld or LateWriter when another run does the same concurrently, DecodeError for a
-    malformed message.
+    malformed message, TargetNotWritable for a table with features that only Spark writes.
     """
     identity = job.read_identity()
     change_log = job.change_log(identity)
@@ -84,6 +84,11 @@ def _append(
     segments = change_log.stream(start, last).segments
     place, tag = job.lake.bookkeeping(MESSAGES), CommitTag(messages_app_id(identity), last)
     table, prefix = place.find() or place.create(SCHEMA), new_prefix()
+    if not table.is_writable:
+        raise TargetNotWritable(
+            f"{place.uri} requires features of Delta that waldelta doesn't write: drop them"
+            " (alter table ... drop feature), and run again"
+        )
     condition, layout = logical_messages(segments), table.layout
     dealt = shares(change_log.pieces(condition))
 
