@@ -6,7 +6,7 @@ _STATEMENTS = "unit/changes/merge/test_statements.py"
 _ROWS = "unit/changes/merge/test_rows.py"
 _FILE = "unit/changes/merge/test_file_merge.py"
 _BOTH = "unit/changes/merge/test_merge_without_spark.py"
-_BOUNDS = "unit/changes/merge/test_file_merge_bounds.py"
+_BOUNDS = "unit/changes/merge/test_compare_bounds.py"
 _FEED = "unit/changes/merge/test_merge_change_data.py"
 _APPLY = "unit/stages/apply/test_apply.py"
 
@@ -76,7 +76,7 @@ MUTATIONS = (
     ),
     Mutation(
         "changes/merge/file_merge.py",
-        "[*self._held] if tasks.changes.is_truncated else []",
+        "target_rows.files if tasks.changes.is_truncated else []",
         "[]",
         "Rows from before a TRUNCATE stay, because new rows are only added.",
         (_BOTH,),
@@ -117,7 +117,7 @@ MUTATIONS = (
         (_FILE,),
     ),
     Mutation(
-        "changes/merge/file_merge.py",
+        "changes/merge/compare.py",
         'np.searchsorted(of_values, of_most, side="right")',
         "np.searchsorted(of_values, of_most)",
         "A file isn't searched for the greatest of its keys.",
@@ -131,7 +131,7 @@ MUTATIONS = (
         (_BOUNDS,),
     ),
     Mutation(
-        "changes/merge/file_merge.py",
+        "changes/merge/compare.py",
         "spans | np.asarray(least.is_null()) | np.asarray(most.is_null())",
         "spans",
         "A file without bounds isn't searched.",

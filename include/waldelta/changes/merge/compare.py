@@ -21,10 +21,10 @@ from waldelta.changes.decode.collapse import (
     ACTION_UPDATE,
     ACTION_UPSERT,
 )
-from waldelta.changes.merge.file_merge import MOST_NET_BYTES, may_hold, readable_files
 from waldelta.changes.merge.rows import are_equal, match, match_keys
 from waldelta.changes.merge.statements import NetColumns
 from waldelta.changes.stage.net_files import (
+    MOST_NET_BYTES,
     NetFiles,
     at_places,
     batches,
@@ -34,7 +34,9 @@ from waldelta.changes.stage.net_files import (
     unpacked,
 )
 from waldelta.lake import Lake, TargetVersion
+from waldelta.lake.data_file import shared_order
 from waldelta.lake.layout import HeldFile, held_files
+from waldelta.lake.storage import is_within
 from waldelta.spark import Runner
 from waldelta.spark.runner import shares
 from waldelta.types import TargetType
@@ -51,22 +53,26 @@ _COMPARED = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class HeldRows:
-    """Rows to compare, in data files of one folder that Arrow reads; ``files`` lists them as
-    ``TargetVersion.files`` does.
+    """Rows in data files of one folder; ``entries`` lists the files as ``TargetVersion.files``
+    does.
     """
 
     lake: Lake
     uri: str
     schema: pa.Schema
-    files: pa.Table
+    entries: pa.Table
 
     @classmethod
     def of(cls, table: TargetVersion, net_columns: NetColumns) -> HeldRows | None:
-        """Returns the rows of a target; None when only Spark can read them."""
-        files = readable_files(table, net_columns)
-        if files is None:
+        """Returns the rows of a target; None when only Spark can read them, or write the
+        columns.
+        """
+        entries, place = table.files, table.place
+        is_own = all(is_within(path) for path in entries["path"].to_pylist())
+        has_columns = set(table.schema.names).issuperset(net_columns.sources)
+        if not (is_own and has_columns and table.is_writable):
             return None
-        return cls(table.place.lake, table.place.uri, table.schema, files)
+        return cls(place.lake, place.uri, table.schema, entries)
 
     @classmethod
     def of_folder(cls, folder: str, lake: Lake) -> HeldRows:
@@ -78,6 +84,18 @@ class HeldRows:
             "num_records": pa.array(staged.rows, pa.int64()),
         }
         return cls(lake, folder, staged.schema, pa.table(columns))
+
+    @property
+    def files(self) -> list[HeldFile]:
+        """The files."""
+        return held_files(self.entries)
+
+    def files_with(self, names: Sequence[str], keys: Sequence[pa.ChunkedArray]) -> list[HeldFile]:
+        """Returns the files that may have a row with one of these keys.
+
+        ``keys`` has the values of the columns ``names``.
+        """
+        return [*compress(self.files, may_hold(self.entries, names, keys))]
 
     def open(self, file: HeldFile) -> ds.Dataset:
         """Returns the rows of one file."""
@@ -114,13 +132,11 @@ class Comparison:
 
     def run(self, runner: Runner) -> Differences:
         """Compare both sides in shares of the target's files."""
-        files, count = held_files(self.held.files), sum(self.net.rows)
+        files, count = self.held.files, sum(self.net.rows)
         if self.extra is None:
             keys = self.net.read(self.net_columns.bases)
             bases = [keys[base] for base in self.net_columns.bases]
-            files = list(
-                compress(files, may_hold(self.held.files, self.net_columns.key_names, bases))
-            )
+            files = self.held.files_with(self.net_columns.key_names, bases)
         # A task reads at least half as many rows as are staged, because it reads all their keys.
         parts = shares(files, count // 2)
         matched, unlike = np.zeros(count, np.int64), np.zeros(count, np.bool_)
@@ -221,3 +237,38 @@ def without_keys(
     rows = hashable(file.to_table(columns=names), types)
     stays = match_keys(rows.columns, hashable(pa.table(list(keys), names=names), types).columns) < 0
     return None if stays.all() else chosen_rows(file, stays)
+
+
+def may_hold(files: pa.Table, names: Sequence[str], keys: Sequence[pa.ChunkedArray]) -> Bools:
+    """Returns which files (``TargetVersion.files``) may have a row with one of these keys.
+
+    ``keys`` has the values of the columns ``names``.
+    """
+    verdicts = np.ones(len(files), np.bool_)
+    for name, column in zip(names, keys, strict=True):
+        sides = [f"partition.{name}"] * 2
+        if sides[0] not in files.column_names:
+            sides = [f"min.{name}", f"max.{name}"]
+        least, most = map(files.schema.get_field_index, sides)
+        if least >= 0 and most >= 0:
+            verdicts &= _span_any(files.column(least), files.column(most), column.drop_null())
+    return verdicts
+
+
+def _span_any(least: pa.ChunkedArray, most: pa.ChunkedArray, values: pa.ChunkedArray) -> Bools:
+    """Returns which ranges include one of the values; a range without an end may include any."""
+    if (order := shared_order(least.type, values.type)) is None:
+        return np.ones(len(least), np.bool_)
+    values, least, most = (column.cast(order.kind) for column in (values, least, most))
+    most = order.upper_ends(most)
+    columns = (values, least, most)
+    ranks = np.asarray(
+        pc.rank(
+            pa.chunked_array([c for column in columns for c in column.chunks], order.kind),
+            tiebreaker="dense",
+        )
+    )
+    of_values, of_least, of_most = np.split(ranks, np.cumsum([len(values), len(least)]))
+    of_values = np.sort(of_values)
+    spans = np.searchsorted(of_values, of_least) < np.searchsorted(of_values, of_most, side="right")
+    return np.asarray(spans | np.asarray(least.is_null()) | np.asarray(most.is_null()))

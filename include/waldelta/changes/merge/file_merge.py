@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import tenacity
 
-from waldelta.arrow import Bools, Ints, table_of
+from waldelta.arrow import Ints, table_of
 from waldelta.changes.decode.collapse import (
     ACTION_DELETE,
     ACTION_UPDATE,
@@ -36,6 +36,7 @@ from waldelta.changes.decode.collapse import (
     net_changes,
 )
 from waldelta.changes.decode.target_plan import TargetPlan
+from waldelta.changes.merge.compare import HeldRows
 from waldelta.changes.merge.rows import (
     MergedRows,
     are_new,
@@ -53,6 +54,7 @@ from waldelta.changes.merge.statements import (
     NetColumns,
 )
 from waldelta.changes.stage.net_files import (
+    MOST_NET_BYTES,
     NetFiles,
     NetTable,
     at_places,
@@ -64,10 +66,9 @@ from waldelta.changes.stage.net_files import (
 from waldelta.changes.stage.stage import Ending, Staged
 from waldelta.errors import WaldeltaError, without_values
 from waldelta.lake import MOST_DRIVER_BYTES, DeltaTarget, Fence, Overtaken, TargetVersion
-from waldelta.lake.data_file import NEW_FILES, DataFiles, discard, new_prefix, shared_order
+from waldelta.lake.data_file import NEW_FILES, DataFiles, discard, new_prefix
 from waldelta.lake.driver_limits import MOST_DRIVER_ROWS
-from waldelta.lake.layout import HeldFile, Layout, NewFile, held_files
-from waldelta.lake.storage import is_within
+from waldelta.lake.layout import HeldFile, Layout, NewFile
 from waldelta.metadata_columns import RAW
 from waldelta.pipeline import Job
 from waldelta.spark import Runner
@@ -76,9 +77,6 @@ from waldelta.types import TargetType
 
 log = logging.getLogger(__name__)
 
-# The net changes of a task's files, which the task keeps in memory. Beyond this, Spark merges,
-# which can spill.
-MOST_NET_BYTES = 512 << 20
 # The net changes whose keys are in memory at once.
 MOST_NET_ROWS = 32 << 20
 # A small target gets its new rows in a file of their own until it has this many files.
@@ -98,16 +96,6 @@ MERGED = pa.schema(
 _FOUND = pa.schema([("found", pa.binary()), ("removed", pa.binary())])
 # The columns of a table without a key whose rows net changes update or delete.
 Duplicates = Sequence[tuple[str, TargetType]]
-
-
-def readable_files(table: TargetVersion, net_columns: NetColumns) -> pa.Table | None:
-    """Returns a target's files (``TargetVersion.files``); None when only Spark can read them, or
-    write the columns.
-    """
-    files = table.files
-    is_own = all(is_within(path) for path in files["path"].to_pylist())
-    has_columns = set(table.schema.names).issuperset(net_columns.sources)
-    return files if is_own and has_columns and table.is_writable else None
 
 
 def read_small(table: TargetVersion, net: NetFiles) -> NetTable | None:
@@ -183,13 +171,13 @@ class _Tasks:
             DataFiles(files, layout.of_changes, prefix) as changes,
         ):
 
-            def write(named: MergedRows) -> None:
-                merged = named.with_ended(self.ending)
+            def write(rows: MergedRows) -> None:
+                merged = rows.with_ended(self.ending)
                 new.write(merged.rows())
                 if self.shows_changes:
                     changes.write(merged.changed_rows())
                 # As in a MERGE, deleted rows that no change names aren't counted.
-                deletes = {MERGED_DELETES: named.counts[MERGED_DELETES]}
+                deletes = {MERGED_DELETES: rows.counts[MERGED_DELETES]}
                 answers.append(_rows_of(**(merged.counts | deletes)))
 
             yield write
@@ -392,12 +380,10 @@ def _merge(
     table = target.open()
     if table.committed(tag.app_id) >= tag.batch:
         return tag  # Delta skips a repeated MERGE in the same way.
-    net, files = (
-        NetFiles.of(changes.folder, target.lake),
-        readable_files(table, changes.net_columns),
-    )
+    net = NetFiles.of(changes.folder, target.lake)
+    target_rows = HeldRows.of(table, changes.net_columns)
     count = sum(net.rows)
-    if files is None or count != net_changes(tag.counts) or count > MOST_NET_ROWS:
+    if target_rows is None or count != net_changes(tag.counts) or count > MOST_NET_ROWS:
         return None
     # Rows of removed and added files have nothing in common after a TRUNCATE.
     shows = table.shows_changes and not changes.is_truncated
@@ -406,7 +392,7 @@ def _merge(
         target, table.layout, changes, small or net, new_prefix(), shows, small is not None
     )
     run = runner.run if small is None else run_locally
-    merge = (_Merge if changes.duplicates is None else _DuplicatesMerge)(run, tasks, files)
+    merge = (_Merge if changes.duplicates is None else _DuplicatesMerge)(run, tasks, target_rows)
     return _merged(merge, table, tag, fence)
 
 
@@ -432,14 +418,13 @@ def _merged(merge: _Merge, table: TargetVersion, tag: CommitTag, fence: Fence) -
 class _Merge:
     """A merge in progress: the files it removes and adds, and its numbers of changed rows."""
 
-    def __init__(self, run: Run, tasks: _Tasks, files: pa.Table) -> None:
-        self._run, self._tasks, self._files = run, tasks, files
-        self._held = held_files(files)
+    def __init__(self, run: Run, tasks: _Tasks, target_rows: HeldRows) -> None:
+        self._run, self._tasks, self._target_rows = run, tasks, target_rows
         self._keys = tasks.net.read(["action", *tasks.net_columns.bases])
         self._applied = np.zeros(len(self._keys), np.bool_)
         self.added: list[NewFile] = []
         self.changes: list[NewFile] = []
-        self.removed: list[HeldFile] = [*self._held] if tasks.changes.is_truncated else []
+        self.removed: list[HeldFile] = target_rows.files if tasks.changes.is_truncated else []
         self.counts = dict.fromkeys(_COUNTS, 0)
 
     def rewrite(self) -> bool:
@@ -490,19 +475,15 @@ class _Merge:
 
     def _touched(self) -> list[HeldFile]:
         """Returns the files that may have a row of the net changes, or all of a small target."""
-        net_columns, is_small = self._tasks.net_columns, self._tasks.is_small
-        if self._tasks.changes.is_truncated:
+        tasks, net_columns, files = self._tasks, self._tasks.net_columns, self._target_rows.files
+        if tasks.changes.is_truncated:
             return []
-        if self._tasks.ending is not None:
-            return self._held
+        if tasks.ending is not None or (tasks.is_small and net_columns.numbering.key):
+            return files
         if not net_columns.numbering.key:
-            return self._held if is_small and len(self._held) >= _MOST_FILES else []
-        if is_small:
-            return self._held
-        chosen = may_hold(
-            self._files, net_columns.key_names, [self._keys[base] for base in net_columns.bases]
-        )
-        return list(compress(self._held, chosen))
+            return files if tasks.is_small and len(files) >= _MOST_FILES else []
+        bases = [self._keys[base] for base in net_columns.bases]
+        return self._target_rows.files_with(net_columns.key_names, bases)
 
 
 class _DuplicatesMerge(_Merge):
@@ -524,7 +505,7 @@ class _DuplicatesMerge(_Merge):
             return False
         places = self._taken(files, answers) if answers else {}
         is_whole = tasks.is_small or tasks.ending is not None
-        rewritten = [file for file in self._held if is_whole or file.path in places]
+        rewritten = [file for file in self._target_rows.files if is_whole or file.path in places]
         return self._rewritten(rewritten, lambda share: tasks.rewrite_taken(share, places))
 
     def _taken(
@@ -560,9 +541,9 @@ class _DuplicatesMerge(_Merge):
         # A null is in any file.
         columns = [(name, old[base]) for base, name in exact if not old[base].null_count]
         if not columns:
-            return self._held
+            return self._target_rows.files
         names, keys = zip(*columns, strict=True)
-        return list(compress(self._held, may_hold(self._files, names, keys)))
+        return self._target_rows.files_with(names, keys)
 
 
 def _is_written_alike(kind: TargetType) -> bool:
@@ -588,38 +569,3 @@ def _match_found(matches: Ints, removed: Ints) -> Ints:
 
 def _rows_of(**what: Any) -> dict[str, Any]:
     return dict.fromkeys(_COUNTS, 0) | {"is_possible": True} | what
-
-
-def may_hold(files: pa.Table, names: Sequence[str], keys: Sequence[pa.ChunkedArray]) -> Bools:
-    """Returns which files (``TargetVersion.files``) may have a row with one of these keys.
-
-    ``keys`` has the values of the columns ``names``.
-    """
-    verdicts = np.ones(len(files), np.bool_)
-    for name, column in zip(names, keys, strict=True):
-        sides = [f"partition.{name}"] * 2
-        if sides[0] not in files.column_names:
-            sides = [f"min.{name}", f"max.{name}"]
-        least, most = map(files.schema.get_field_index, sides)
-        if least >= 0 and most >= 0:
-            verdicts &= _span_any(files.column(least), files.column(most), column.drop_null())
-    return verdicts
-
-
-def _span_any(least: pa.ChunkedArray, most: pa.ChunkedArray, values: pa.ChunkedArray) -> Bools:
-    """Returns which ranges include one of the values; a range without an end may include any."""
-    if (order := shared_order(least.type, values.type)) is None:
-        return np.ones(len(least), np.bool_)
-    values, least, most = (column.cast(order.kind) for column in (values, least, most))
-    most = order.upper_ends(most)
-    columns = (values, least, most)
-    ranks = np.asarray(
-        pc.rank(
-            pa.chunked_array([c for column in columns for c in column.chunks], order.kind),
-            tiebreaker="dense",
-        )
-    )
-    of_values, of_least, of_most = np.split(ranks, np.cumsum([len(values), len(least)]))
-    of_values = np.sort(of_values)
-    spans = np.searchsorted(of_values, of_least) < np.searchsorted(of_values, of_most, side="right")
-    return np.asarray(spans | np.asarray(least.is_null()) | np.asarray(most.is_null()))

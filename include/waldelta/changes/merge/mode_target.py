@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -34,14 +33,13 @@ from waldelta.changes.decode.collapse import (
 )
 from waldelta.changes.decode.row_states import Truncation
 from waldelta.changes.decode.target_plan import TargetPlan
-from waldelta.changes.merge.compare import hashable
-from waldelta.changes.merge.file_merge import may_hold, readable_files
+from waldelta.changes.merge.compare import HeldRows, hashable
 from waldelta.changes.merge.rows import combined_raw, has_action, match_keys
 from waldelta.changes.merge.statements import NetColumns
 from waldelta.changes.stage.net_files import NetFiles, batches, parts_at_once
 from waldelta.changes.stage.stage import Ending, Staged
 from waldelta.lake import DeltaTarget, remove_folder, write_parquet
-from waldelta.lake.layout import HeldFile, held_files
+from waldelta.lake.layout import HeldFile
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
 from waldelta.pipeline import Job
 from waldelta.spark import Runner
@@ -431,10 +429,10 @@ class _Lookup:
         target, is_log = self.target, self.target.mode.fold.has_changes
         if not target.key or not (self.lacks_values if is_log else self._has_ends):
             return self._nothing
-        files = readable_files(self.place.open(), target.net_columns)
-        if files is None:
+        target_rows = HeldRows.of(self.place.open(), target.net_columns)
+        if target_rows is None:
             return self._stage_join(runner)
-        return self._stage_matches(runner, files)
+        return self._stage_matches(runner, target_rows)
 
     @property
     def _has_ends(self) -> bool:
@@ -458,12 +456,12 @@ class _Lookup:
         """Returns the keys of the row versions."""
         return self.target.keys_of(self.versions.read(self._bases), self._bases)
 
-    def _stage_matches(self, runner: Runner, files: pa.Table) -> NetFiles:
-        target, current = self.target, held_files(files)
+    def _stage_matches(self, runner: Runner, target_rows: HeldRows) -> NetFiles:
+        target, current = self.target, target_rows.files
         # A change that moved a row is in the range of its new key.
         if not target.mode.fold.has_changes:
             keys = self.versions.read(self._bases).columns
-            current = list(compress(current, may_hold(files, target.key_names, keys)))
+            current = target_rows.files_with(target.key_names, keys)
         parts = shares(current, sum(self.versions.rows) // 2)
         columns = self.columns
         answers = runner.run(

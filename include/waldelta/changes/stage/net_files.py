@@ -34,6 +34,9 @@ ROWS_PER_READ = 8_192
 # The number of rows that are processed at once.
 ROWS_PER_PART = 131_072
 PART_BYTES = 64 << 20
+# The net changes of a task's files, which the task keeps in memory. Beyond this, Spark merges,
+# which can spill.
+MOST_NET_BYTES = 512 << 20
 # Shorter runs of rows are copied, because each one becomes a piece of its own.
 _ROWS_PER_RUN = 256
 _WRITTEN = pa.schema([("rows", pa.int64())])

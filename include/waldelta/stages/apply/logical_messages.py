@@ -16,7 +16,7 @@ from waldelta.changes.decode.target_plan import find_unreadable_logical
 from waldelta.changes.merge.statements import CommitTag
 from waldelta.errors import DecodeError, LateWriter, TargetNotWritable
 from waldelta.failpoints import fault_point
-from waldelta.lake import MESSAGES, Overtaken
+from waldelta.lake import MESSAGES, DeltaTarget, Overtaken, TargetVersion
 from waldelta.lake.changelog import place_columns
 from waldelta.lake.changelog.row_messages import commits, logical_messages
 from waldelta.lake.data_file import NEW_FILES, DataFiles, discard, new_prefix
@@ -83,12 +83,7 @@ def _append(
     change_log = job.change_log(identity)
     segments = change_log.stream(start, last).segments
     place, tag = job.lake.bookkeeping(MESSAGES), CommitTag(messages_app_id(identity), last)
-    table, prefix = place.find() or place.create(SCHEMA), new_prefix()
-    if not table.is_writable:
-        raise TargetNotWritable(
-            f"{place.uri} requires features of Delta that waldelta doesn't write: drop them"
-            " (alter table ... drop feature), and run again"
-        )
+    table, prefix = _open(place), new_prefix()
     condition, layout = logical_messages(segments), table.layout
     dealt = shares(change_log.pieces(condition))
 
@@ -118,6 +113,17 @@ def _append(
         raise LateWriter("another run is writing logical messages: run again") from err
     fault_point("messages.written")
     return last
+
+
+def _open(place: DeltaTarget) -> TargetVersion:
+    """Returns the table of logical messages, which is created where there is none."""
+    table = place.find() or place.create(SCHEMA)
+    if not table.is_writable:
+        raise TargetNotWritable(
+            f"{place.uri} requires features of Delta that waldelta doesn't write: drop them"
+            " (alter table ... drop feature), and run again"
+        )
+    return table
 
 
 def read_messages(changes: pa.RecordBatch, segments: Segments) -> pa.Table:

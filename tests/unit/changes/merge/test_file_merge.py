@@ -36,6 +36,7 @@ from tests.support.data.merges import (
 from tests.support.data.pg_types import ANY_NUMERIC
 from tests.support.seeds import rounds
 from waldelta.changes.decode.collapse import ColumnNumbering, net_schema
+from waldelta.changes.merge import compare
 from waldelta.changes.merge import file_merge as module
 from waldelta.changes.merge.commits import read_commit
 from waldelta.changes.merge.rows import ending_of_leaves
@@ -165,13 +166,13 @@ def test_a_merge_that_fails_leaves_no_file_of_the_tasks_that_ended(job, err, rou
 def test_a_file_that_is_gone_leaves_it_to_spark(job, monkeypatch):
     """As when an OPTIMIZE and a VACUUM come between."""
     write_files(job, [(1, "a", "A")], [(2, "b", "B")])
-    may_hold = module.may_hold
+    may_hold = compare.may_hold
 
     def vacuumed(files, *given):
         (local_path(table_uri(job)) / files["path"][-1].as_py()).unlink()
         return may_hold(files, *given)
 
-    monkeypatch.setattr(module, "may_hold", vacuumed)
+    monkeypatch.setattr(compare, "may_hold", vacuumed)
     assert merge_large(job, [("U", key, key, "x", "X") for key in (1, 2)]) is None
 
 

@@ -50,7 +50,7 @@ from waldelta.lake import (
     row_count,
     write_parquet,
 )
-from waldelta.lake.layout import HeldFile, held_files
+from waldelta.lake.layout import HeldFile
 from waldelta.metadata_columns import RAW
 from waldelta.pipeline import Job
 from waldelta.snapshot.read_table import TableCopy
@@ -366,7 +366,7 @@ def _divided(
     runner: Runner, expected: ExpectedRows, target_rows: HeldRows, key: Sequence[str]
 ) -> list[HeldRows]:
     """Returns the target's rows by bucket."""
-    parts = shares(held_files(target_rows.files))
+    parts = shares(target_rows.files)
     if expected.buckets == 1 or not parts:
         return [target_rows] * expected.buckets
 

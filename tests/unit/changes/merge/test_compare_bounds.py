@@ -12,7 +12,7 @@ from deltalake.transaction import AddAction
 
 from tests.support.bookkeeping import table_at
 from tests.support.seeds import chosen_random
-from waldelta.changes.merge.file_merge import may_hold
+from waldelta.changes.merge.compare import may_hold
 from waldelta.lake.data_file import FileStatistics, bounded_columns
 
 TEXT, DAY, MOMENT, LOCAL = pa.string(), pa.date32(), pa.timestamp("us", "UTC"), pa.timestamp("us")
