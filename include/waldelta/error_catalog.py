@@ -189,7 +189,7 @@ ERROR_CATALOG: Final = MappingProxyType(
             "the server has no room for the result of reading slot 'shop_cdc' (…): …",
         ),
         "SourceDiskFull": ErrorEntry(
-            "A disk of the server is full, and reading the slot needs space on it.",
+            "A disk of the server is full, and reading the slot, or a query, needs space on it.",
             "",
             "free space on the named disk, soon: the server may need it for WAL"
             " (docs/how-to/emergency.md)",

@@ -232,7 +232,9 @@ class PeekTooLarge(SlotError):
 
 
 class SourceDiskFull(SlotError):
-    """The server has no disk space left for reading the slot; nothing was consumed."""
+    """A disk of the source's server is full, for a read of the slot or for a query's temporary
+    files; a read of the slot consumed nothing.
+    """
 
     retryable = True
 

@@ -326,7 +326,11 @@ def _signal(group: int, number: signal.Signals) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Import the modules, then serve on the given socket."""
+    """Import what jobs need, then fork jobs on the socket that ``arguments`` name; returns the exit
+    code.
+
+    Where the code on disk has changed, the process starts itself again.
+    """
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
     )

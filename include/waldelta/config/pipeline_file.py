@@ -24,6 +24,7 @@ from pydantic import (
     model_validator,
 )
 
+from waldelta.config.airflow_connection import SPARK_CONNECTIONS
 from waldelta.config.catalog import CatalogSettings
 from waldelta.config.layout_options import LayoutOptions
 from waldelta.config.parse_text import StrictModel, one_of, problems, read_yaml_file, refuse_if
@@ -496,7 +497,8 @@ class PipelineFile(StrictModel):
     owner: str = Field("data-engineering", description="owner of the DAGs in Airflow")
     tags: tuple[str, ...] = Field((), description="tags of the DAGs in Airflow")
     spark_conn_id: str = Field(
-        "waldelta_spark", description="Airflow connection of type spark or spark_connect"
+        "waldelta_spark",
+        description=f"Airflow connection of type {' or '.join(SPARK_CONNECTIONS.names)}",
     )
     runner: RunnerName = Field(
         "auto",

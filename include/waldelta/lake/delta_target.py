@@ -211,7 +211,9 @@ class DeltaTarget:
     def find(
         self, opened: Callable[[DeltaTarget], TargetVersion] | None = None
     ) -> TargetVersion | None:
-        """Open the newest version by open(), or by another method; None when there is no table."""
+        """Open the table by open(), which returns the newest version, or by another method; None
+        when there is no table.
+        """
         try:
             return self.open() if opened is None else opened(self)
         except TableNotFoundError:

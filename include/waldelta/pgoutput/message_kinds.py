@@ -86,8 +86,10 @@ BY_LETTER = {kind.letter: kind for kind in KINDS}
 # the kinds that end a transaction.
 CODES = {kind.name.lower().replace(" ", "_"): kind.code for kind in KINDS}
 END_CODES = ", ".join(str(kind.code) for kind in KINDS if kind.end_at is not None)
-# Messages that decide which rows count, and when: none of version 1, whose rows count anyway.
-CONTROL_KINDS = tuple(kind.letter for kind in KINDS if kind.version > 1)
+# Messages that decide which rows count, and when: none of version 1, whose rows count anyway, and
+# none within a transaction.
+_SCOPES = (ScopeRole.OPENS, ScopeRole.CLOSES, ScopeRole.OUTSIDE)
+CONTROL_KINDS = tuple(k.letter for k in KINDS if k.version > 1 and k.role in _SCOPES)
 ROW_KINDS = ("I", "U", "D")
 # What a transaction consists of; the other kinds begin, end or describe.
 CHANGE_KINDS = (*ROW_KINDS, "T", "M")

@@ -110,19 +110,19 @@ def read_position(connection: psycopg.Connection[Any]) -> ServerPosition:
             " standby's slot is read only by source.read_from: point the connection at the"
             " primary, or promote this server"
         )
-    return _read(connection, None)
+    return _read(connection)
 
 
-def read_standby_position(connection: psycopg.Connection[Any], timeline: int) -> ServerPosition:
-    """Read the position of a standby, which replays ``timeline``; raises NotStandby on a
-    primary.
+def read_standby_position(connection: psycopg.Connection[Any]) -> ServerPosition:
+    """Read a standby's position, without its timeline and ``primary_lsn``, which the caller sets;
+    raises NotStandby on a primary.
     """
     if not is_standby(connection):
         raise NotStandby(
             f"source.read_from leads to {describe_server(connection)}, which is no standby, or was"
             " promoted: point it at a standby of conn_id's server, or remove it; then run resync"
         )
-    return _read(connection, timeline)
+    return _read(connection)
 
 
 def is_standby(connection: psycopg.Connection[Any]) -> bool:
@@ -130,9 +130,9 @@ def is_standby(connection: psycopg.Connection[Any]) -> bool:
     return connection.execute("select pg_is_in_recovery()").fetchone() == (True,)
 
 
-def _read(connection: psycopg.Connection[Any], timeline: int | None) -> ServerPosition:
+def _read(connection: psycopg.Connection[Any]) -> ServerPosition:
     (row,) = connection.execute(_POSITION.encode()).fetchall()
     ((xid,),) = connection.execute(
         "select pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
     ).fetchall()
-    return ServerPosition(row[0], timeline or row[1], Lsn.parse(row[2]), xid, row[3], row[4])
+    return ServerPosition(row[0], row[1], Lsn.parse(row[2]), xid, row[3], row[4])

@@ -77,7 +77,7 @@ def slot_position(
     if job.pipeline.source.read_from is None:
         return read_position(connection)
     # A server that isn't in recovery may have no free walsender, so what it is comes first.
-    standby = read_standby_position(connection, timeline=0)
+    standby = read_standby_position(connection)
     with (
         nullcontext(primary) if primary is not None else job.source.connect("primary") as connected
     ):

@@ -1,7 +1,8 @@
 """A type of its own masks a column wherever its values are read."""
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -12,8 +13,7 @@ from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.jobs.consume import consume
 from waldelta.jobs.reconcile import run_reconcile
 from waldelta.jobs.sync import run_sync
-from waldelta.types import type_map
-from waldelta.types.text import Text
+from waldelta.types import TargetType, type_map
 
 pytestmark = pytest.mark.pg
 
@@ -23,8 +23,14 @@ def digest(text):
 
 
 @dataclass(frozen=True)
-class Masked(Text):
+class Masked(TargetType):
     """Text that the lake has only as its MD5 sum."""
+
+    may_be_raw = False
+    keeps_value = False
+
+    spark: str = "string"
+    arrow: Any = field(default_factory=pa.string)
 
     def read(self, text):
         return pa.array(map(digest, text.to_pylist()), pa.string()), None

@@ -424,8 +424,8 @@ def event_schema(numbering: ColumnNumbering, column_types: Sequence[pa.DataType]
     return pa.schema([*fields, *_common(numbering, column_types)])
 
 
-def net_schema(numbering: ColumnNumbering, column_types: Sequence[pa.DataType]) -> pa.Schema:
-    """Returns the Arrow schema of net changes."""
+def common_net_schema(numbering: ColumnNumbering, column_types: Sequence[pa.DataType]) -> pa.Schema:
+    """Returns the columns that all net changes have; DecodePlan.net_schema adds its target's."""
     fields = [("action", pa.string())]
     fields += [
         (name, column_types[i]) for name, i in zip(numbering.bases, numbering.identity, strict=True)

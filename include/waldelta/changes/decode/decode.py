@@ -26,8 +26,8 @@ from waldelta.changes.decode.collapse import (
     UPDATE,
     ColumnNumbering,
     collapse,
+    common_net_schema,
     event_schema,
-    net_schema,
 )
 from waldelta.changes.decode.relation_versions import RelationVersion
 from waldelta.changes.decode.route import OLD_ROW, SAME, SENT, UNKNOWN, Routing
@@ -135,7 +135,7 @@ class DecodePlan:
         ``raw`` has the texts of values that the types of the columns ``c<i>`` (new values) can't
         hold, and ``base_raw`` those of the old key columns ``b<k>``.
         """
-        fields = list(net_schema(self.numbering, [kind.arrow for kind in self.types]))
+        fields = list(common_net_schema(self.numbering, [kind.arrow for kind in self.types]))
         if self.unfolding is not None:
             key_types = [self.types[i].arrow for i in self.numbering.identity]
             fields += row_version_fields(self.numbering, key_types, self.unfolding.fold)

@@ -246,7 +246,9 @@ def record_unknown(ledger: Ledger, run_id: str, recorded: Mapping[str, str | Non
 
 
 def current_user() -> str:
-    """Returns the user who runs this process."""
+    """Returns the name of this process's user, by LOGNAME or USER if they are set; ``uid <n>`` for
+    a user without a name.
+    """
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # A container's user may have no name.

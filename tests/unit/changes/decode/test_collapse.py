@@ -19,8 +19,8 @@ from waldelta.changes.decode.collapse import (
     ColumnNumbering,
     codes_of,
     collapse,
+    common_net_schema,
     event_schema,
-    net_schema,
 )
 from waldelta.changes.decode.decode import DecodePlan, collapse_events
 from waldelta.lake.changelog import Snapshot
@@ -47,7 +47,7 @@ def test_collapse_cases(case):
         NUMBERING,
         base_is_empty=empty if isinstance(empty, bool) else np.array(empty),
     )
-    assert net.schema.equals(net_schema(NUMBERING, TYPES))
+    assert net.schema.equals(common_net_schema(NUMBERING, TYPES))
     by_text = repr
     assert sorted(net_rows(net), key=by_text) == sorted(
         (tuple(row) for row in case["net"]), key=by_text

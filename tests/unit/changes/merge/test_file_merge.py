@@ -35,7 +35,7 @@ from tests.support.data.merges import (
 )
 from tests.support.data.pg_types import ANY_NUMERIC
 from tests.support.seeds import rounds
-from waldelta.changes.decode.collapse import ColumnNumbering, net_schema
+from waldelta.changes.decode.collapse import ColumnNumbering, common_net_schema
 from waldelta.changes.merge import compare
 from waldelta.changes.merge import file_merge as module
 from waldelta.changes.merge.commits import read_commit
@@ -292,7 +292,7 @@ def keyless(job) -> SimpleNamespace:
 
 def net_of_duplicates(changes) -> pa.Table:
     """Of (action, old row, new row)."""
-    net = net_schema(ColumnNumbering(3, ()), [pa.string(), pa.int64(), pa.string()])
+    net = common_net_schema(ColumnNumbering(3, ()), [pa.string(), pa.int64(), pa.string()])
     net = net.append(pa.field("place", pa.int64()))
     for name in ("base_raw", "raw"):
         net = net.append(pa.field(name, RAW_TYPE))
@@ -399,7 +399,7 @@ def test_duplicate_rows_of_merged_partitions(job, size):
         {"action": "insert", "c0": "new", "c1": 2, "lsn": 9, "place": 5},
     ]
     types = [pa.string(), pa.int64()]
-    net = net_schema(numbering, types).append(pa.field("place", pa.int64()))
+    net = common_net_schema(numbering, types).append(pa.field("place", pa.int64()))
     for name in ("base_raw", "raw"):
         net = net.append(pa.field(name, RAW_TYPE))
     leaf = plan(truncated=True, leaves=(2,), numbering=numbering)

@@ -326,7 +326,9 @@ class QualityReport:
 
     @property
     def summary(self) -> str:
-        """Returns one line for logs."""
+        """Returns in one line how many expectations were judged on how many tables, and how many
+        weren't met.
+        """
         count = sum(len(verdict.outcomes) for verdict in self.tables)
         missed = (
             f"{len(self.failures)} critical and {counted(len(self.warnings), 'warning')} not met"

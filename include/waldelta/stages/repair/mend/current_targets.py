@@ -18,12 +18,13 @@ from waldelta.pipeline.drift import (
 )
 from waldelta.pipeline.targets import (
     ReplicatedTarget,
+    RequiredAction,
     TableLifecycle,
     TargetSource,
     read_target_filter,
     read_unlocked_sources,
+    requiring,
 )
-from waldelta.pipeline.targets.lifecycle import states_to_apply
 from waldelta.postgres import Connection, LockedTables
 from waldelta.spark import Runner
 from waldelta.stages.repair.mend.unfinished_repairs import end_killed_repairs
@@ -52,7 +53,9 @@ class CurrentTargets:
         with job.source.connect(verb) as connection:
             mappings, targets, locked = read_unlocked_sources(connection, job.pipeline, sizes=False)
             lifecycles, ended = end_killed_repairs(runner, job, mappings)
-            replicated = states_to_apply(lifecycles)
+            # Also a target whose changes a run leaves for later.
+            current = requiring(lifecycles, RequiredAction.APPLY)
+            replicated = [each.state for each in current if each.state is not None]
             catalog = read_catalog_state(connection, replicated)
         for cut in ended.values():
             result.add_repair(cut)
