@@ -111,7 +111,8 @@ def test_the_way_past_a_message_that_cant_be_read(
     assert (skipped["status"], skipped["applied"]) == ("skipped", False)
     result = consume(runner, again(job))
     (message,) = read_waiting(job.pipeline, job.ledger).of("skipped")
-    assert message.is_applied
+    # A Commit whose kind can't be read may be the next transaction's, until that is applied.
+    assert message.is_applied == (kind != "C" or change == "a byte too long")
     (notice,) = [warning for warning in result.warnings if listed["id"] in warning]
     assert "was skipped by Ann: the vendor knows" in notice
     assert lacking(runner, job) == really

@@ -31,7 +31,7 @@ from waldelta.lake.ledger import (
 from waldelta.lake.storage import BOOKKEEPING
 from waldelta.lsn import Lsn
 from waldelta.pgoutput.byte_readers import unsigned
-from waldelta.pgoutput.message_kinds import name_of
+from waldelta.pgoutput.message_kinds import BY_LETTER, name_of
 from waldelta.pgoutput.messages import UnreadMessage, read_truncate
 from waldelta.pipeline.job import Job, identity_of
 from waldelta.pipeline.targets.lifecycle import target_generations
@@ -244,7 +244,10 @@ def with_applied(job: Job, messages: Iterable[OpenMessage]) -> list[OpenMessage]
     def is_applied(message: OpenMessage) -> bool:
         lsn, batch = message.row.lsn or 0, message.original.batch
         if batch is None:  # The message hadn't landed when a run found it.
-            batch = next((number for number, end in ends.items() if end > lsn), None)
+            kind = BY_LETTER.get((message.original.raw or b"")[:1].decode("latin-1"))
+            # One that ends its transaction is where the batch ends, others are before that.
+            position = lsn if kind is None or kind.end_at is None else lsn - 1
+            batch = next((number for number, end in ends.items() if end > position), None)
         if batch is None:
             return False
         if OF_MESSAGES in message.tables:
