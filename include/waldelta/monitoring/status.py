@@ -155,11 +155,10 @@ def read_status(job: Job) -> dict[str, Any]:
         new = matched_tables(connection, job.pipeline.source, is_new=True)
         unreadable = read_unreadable(connection, job.pipeline.source)
     all_lifecycles = read_lifecycles(job, published)
-    quarantine = Decisions(job.lake)
-    lacking, discarded = quarantine.missing_counts(target_generations(job.ledger))
-    waiting = read_waiting(job.pipeline, job.ledger).as_listed()
+    lacking, discarded = Decisions(job.lake).missing_counts(target_generations(job.ledger))
+    failures = read_failures(job.ledger)  # Tables that their gates stop are among them.
+    waiting = read_waiting(job.pipeline, job.ledger, failures).as_listed()
     gates = {one["table"]: one["status"] for one in waiting if "may_pass" in one}
-    failures = read_failures(job.ledger)
     copied = copied_rows(job.ledger, [s.table_name for s in all_lifecycles])
     run = job.ledger.last_run()
     return {

@@ -12,7 +12,7 @@ from waldelta.stages.land.idle_check import check_idle
 TABLES = 5
 PACK = "lake/_waldelta/known_logs.zip"
 # One change is merged and checked by about 25 requests.
-MOST_OF_RUN, MOST_OF_IDLE_CHECK, MOST_OF_STATUS = 200, 25, 25
+MOST_OF_RUN, MOST_OF_IDLE_CHECK, MOST_OF_STATUS = 200, 25, 27
 MOST_OF_OLD_LEDGER = 220
 
 
