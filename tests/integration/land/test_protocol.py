@@ -8,7 +8,8 @@ from itertools import count
 from threading import Event
 
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, Field
+from deltalake.schema import PrimitiveType
 
 import waldelta.stages.apply.logical_messages as messages_module
 from tests.oracles.target_rows import read_target
@@ -375,18 +376,24 @@ def test_messages_of_every_kind_exactly_once(database, lake):
     assert_same(runner, job, database)
 
 
-def test_messages_in_a_table_with_other_features(database, lake):
-    """Files that its readers might read in another way are no messages."""
+def test_messages_in_a_table_with_other_columns_and_features(database, lake):
+    """Columns of others are null. Features that change how files are read stop messages."""
     runner, job = InProcess(pytest.fail), make_job(database, lake, {"messages": True})
     sync(runner, job)
     database.execute(emit(True, "beat", "1"))
     consume_all(runner, job)
-    DeltaTable(job.lake.bookkeeping(MESSAGES).uri).alter.add_constraint({"c": "batch > 0"})
+    alter = DeltaTable(job.lake.bookkeeping(MESSAGES).uri).alter
+    alter.add_columns([Field("note", PrimitiveType("string"))])
     database.execute(emit(True, "beat", "2"))
+    consume_all(runner, job)
+    expected = [("beat", b"1", True), ("beat", b"2", True)]
+    assert messages(job) == expected
+    DeltaTable(job.lake.bookkeeping(MESSAGES).uri).alter.add_constraint({"c": "batch > 0"})
+    database.execute(emit(True, "beat", "3"))
     drain(runner, job)
     with pytest.raises(TargetNotWritable, match="drop them"):
         write_messages(runner, job)
-    assert messages(job) == [("beat", b"1", True)]
+    assert messages(job) == expected
 
 
 @pytest.mark.soak("a race of two runs")

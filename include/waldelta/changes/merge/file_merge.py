@@ -65,7 +65,14 @@ from waldelta.changes.stage.net_files import (
 )
 from waldelta.changes.stage.stage import Ending, Staged
 from waldelta.errors import WaldeltaError, without_values
-from waldelta.lake import MOST_DRIVER_BYTES, DeltaTarget, Fence, Overtaken, TargetVersion
+from waldelta.lake import (
+    MOST_DRIVER_BYTES,
+    DeltaTarget,
+    Fence,
+    Overtaken,
+    TableError,
+    TargetVersion,
+)
 from waldelta.lake.data_file import NEW_FILES, DataFiles, discard, new_prefix
 from waldelta.lake.driver_limits import MOST_DRIVER_ROWS
 from waldelta.lake.layout import HeldFile, Layout, NewFile
@@ -123,7 +130,7 @@ class _Tasks:
     # Whether rewritten files need files of their changed rows, for the change data feed.
     shows_changes: bool
     is_small: bool
-    loaded: dict[str, ds.Dataset] = field(default_factory=dict)
+    loaded: dict[str, pa.Table] = field(default_factory=dict)
 
     @property
     def schema(self) -> pa.Schema:
@@ -147,13 +154,12 @@ class _Tasks:
 
     def open(self, file: HeldFile) -> ds.Dataset:
         """Returns the rows of one of its files, in memory where the target is small."""
-        if (rows := self.loaded.get(file.path)) is not None:
-            return rows
         rows = file.open(self.table.lake, self.table.uri, self.schema)
-        table = table_of(batches(rows), self.schema, MOST_DRIVER_BYTES) if self.is_small else None
-        if table is not None:
-            rows = self.loaded[file.path] = ds.dataset(table)
-        return rows
+        if self.is_small and (table := self.loaded.get(file.path)) is None:
+            room = MOST_DRIVER_BYTES - sum(each.nbytes for each in self.loaded.values())
+            if (table := table_of(batches(rows), self.schema, room)) is not None:
+                self.loaded[file.path] = table
+        return ds.dataset(self.loaded[file.path]) if file.path in self.loaded else rows
 
     def _has_ending(self, file: HeldFile) -> bool:
         """Returns whether a file may have rows that end without being named by a net change."""
@@ -189,6 +195,8 @@ class _Tasks:
 
     def rewrite(self, share: Sequence[HeldFile]) -> pa.Table:
         """Rewrite the files of a share that have a row of the net changes."""
+        if not self.net_columns.numbering.key:  # All changes are new rows.
+            return self.rewrite_taken(share, {})
         keys = [self.open(file).to_table(columns=self.net_columns.key_names) for file in share]
         of_row = match(
             pa.concat_tables(keys),
@@ -246,8 +254,8 @@ class _Tasks:
     ) -> list[bool]:
         """Returns which files are rewritten: those with rows that change.
 
-        Of a small target, these are all files of their partitions. Many files are rewritten with
-        new rows, too.
+        Of a small target, these are all files of their partitions. Many files are rewritten
+        whenever something is written.
         """
         has_changes = [
             bool((of_file >= 0).any()) or self._has_ending(file)
@@ -257,7 +265,7 @@ class _Tasks:
             return has_changes
         parts = [frozenset(file.partition.items()) for file in share]
         changed = {*compress(parts, has_changes)}
-        if adds and len(share) >= _MOST_FILES:
+        if (adds or changed) and len(share) >= _MOST_FILES:
             changed |= {part for part, count in Counter(parts).items() if count > 1}
         return [part in changed for part in parts]
 
@@ -271,6 +279,8 @@ class _Tasks:
                 rows = part.cast(self.schema)
                 of_part = of_row[begin : begin + len(rows)]
                 begin += len(rows)
+                if len(of_part) < len(rows):  # The rest would be lost.
+                    raise TableError(f"{self.table.uri} has rows that weren't matched")
                 used = np.unique(np.concatenate([of_part[of_part >= 0], added]))
                 place = np.where(of_part >= 0, np.searchsorted(used, of_part), -1)
                 new = np.searchsorted(used, added)

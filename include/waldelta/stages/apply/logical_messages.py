@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from waldelta.changes.decode.target_plan import find_unreadable_logical
 from waldelta.changes.merge.statements import CommitTag
-from waldelta.errors import DecodeError, LateWriter, TargetNotWritable
+from waldelta.errors import DecodeError, LateWriter, TargetNotWritable, WaldeltaError
 from waldelta.failpoints import fault_point
 from waldelta.lake import MESSAGES, DeltaTarget, Overtaken, TargetVersion
 from waldelta.lake.changelog import place_columns
@@ -90,7 +90,7 @@ def _append(
     def write(number: int) -> pa.Table:
         with DataFiles(place.files, layout, prefix) as files:
             for part in change_log.read(dealt[number], condition, _COLUMNS):
-                files.write(read_messages(part, segments))
+                files.write(_add_columns(read_messages(part, segments), layout.schema))
             return pa.Table.from_pylist(files.close(), NEW_FILES)
 
     try:
@@ -105,12 +105,12 @@ def _append(
         discard(place, prefix)
         unread = find_unreadable_logical(change_log, segments)
         raise record_unreadable(job, unread, err) if unread is not None else err from err
-    except LateWriter:
-        discard(place, prefix)
-        raise
     except Overtaken as err:
         discard(place, prefix)
-        raise LateWriter("another run is writing logical messages: run again") from err
+        raise LateWriter("another program wrote to the logical messages: run again") from err
+    except WaldeltaError:
+        discard(place, prefix)
+        raise
     fault_point("messages.written")
     return last
 
@@ -124,6 +124,14 @@ def _open(place: DeltaTarget) -> TargetVersion:
             " (alter table ... drop feature), and run again"
         )
     return table
+
+
+def _add_columns(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Returns the rows with the columns that others have added to the table, as nulls."""
+    absent = [field for field in schema if field.name not in SCHEMA.names]
+    for field in absent:
+        rows = rows.append_column(field, pa.nulls(len(rows), field.type))
+    return rows.select(schema.names)
 
 
 def read_messages(changes: pa.RecordBatch, segments: Segments) -> pa.Table:

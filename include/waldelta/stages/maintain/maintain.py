@@ -25,6 +25,7 @@ from waldelta.config.layout_options import LayoutOptions
 from waldelta.errors import LateWriter, LockHeld, class_and_text
 from waldelta.failpoints import fault_point
 from waldelta.lake import (
+    MESSAGES,
     READ_FAILURES,
     WRITE_FAILURES,
     CommitConflict,
@@ -398,6 +399,8 @@ def prune_change_log(_: Runner, job: Job, result: RunResult, stage: StageResult)
     )
     if job.pipeline.source.options.messages:
         expired = min(expired, messages_applied(job, identity))
+        if (messages := job.lake.bookkeeping(MESSAGES).find()) is not None:
+            messages.drop_old_entries()
     # Another slot incarnation never learns how a transaction prepared in an earlier one was
     # decided.
     prepared = [p for p in change_log.prepared() if p.batch > identity.floor]

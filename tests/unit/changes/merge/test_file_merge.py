@@ -247,6 +247,23 @@ def test_new_rows_alone_are_added_in_files_of_their_own(job, monkeypatch):
     assert (table(job).transaction_version("app"), len(held(job))) == (6, 6)
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_new_rows_without_a_key_leave_all_others(job, monkeypatch, count):
+    """Also where many files become one, and a part that is read has a single row."""
+    monkeypatch.setattr(module, "_MOST_FILES", 3)
+    monkeypatch.setattr(module, "parts_at_once", lambda rows: map(table_of_batch, rows))
+    write_files(job, *([(n, "a", "A")] * count for n in range(3)))
+    done = merge_small(job, [("I", None, 9, "new", "N")], numbering=ColumnNumbering(3, ()))
+    assert done is not None
+    ids = sorted(table(job).to_pyarrow_table()["Id"].to_pylist())
+    assert ids == sorted([0, 1, 2] * count + [9])
+    assert len(table(job).file_uris()) == 1
+
+
+def table_of_batch(batch) -> pa.Table:
+    return pa.Table.from_batches([batch])
+
+
 def test_a_row_at_a_key_that_the_batch_leaves_empty_goes(job):
     """A repeated batch meets the row that it inserted the first time, and deletes."""
     write(job, rows((1, "a", "A"), (2, "b", "B")))

@@ -109,6 +109,16 @@ def test_nothing_to_change_still_is_a_commit(job, merged):
     assert (table(job).version(), table(job).transaction_version("app")) == (1, 1)
 
 
+def test_moved_rows_leave_few_files(job):
+    """A partition that rows only enter gets no file for each."""
+    create(job, partition_by=["it's.big"])
+    merge_small(job, [("I", None, n, "v", "open") for n in range(20)])
+    for n in range(20):
+        merge_small(job, [("U", n, n, "v", "done")], n + 2)
+    assert len(table(job).file_uris()) < 10
+    assert {row[1] for row in held(job).values()} == {"done"}
+
+
 def test_new_rows_without_a_key(job, merged):
     """They are added beside those that are equal."""
     write(job, rows((1, "a", "A")))
