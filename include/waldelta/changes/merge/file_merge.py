@@ -154,12 +154,14 @@ class _Tasks:
 
     def open(self, file: HeldFile) -> ds.Dataset:
         """Returns the rows of one of its files, in memory where the target is small."""
-        rows = file.open(self.table.lake, self.table.uri, self.schema)
-        if self.is_small and (table := self.loaded.get(file.path)) is None:
+        if (table := self.loaded.get(file.path)) is None:
+            rows = file.open(self.table.lake, self.table.uri, self.schema)
             room = MOST_DRIVER_BYTES - sum(each.nbytes for each in self.loaded.values())
-            if (table := table_of(batches(rows), self.schema, room)) is not None:
-                self.loaded[file.path] = table
-        return ds.dataset(self.loaded[file.path]) if file.path in self.loaded else rows
+            table = table_of(batches(rows), self.schema, room) if self.is_small else None
+            if table is None:
+                return rows
+            self.loaded[file.path] = table
+        return ds.dataset(table)
 
     def _has_ending(self, file: HeldFile) -> bool:
         """Returns whether a file may have rows that end without being named by a net change."""

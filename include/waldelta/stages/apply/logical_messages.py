@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from waldelta.changes.decode.target_plan import find_unreadable_logical
 from waldelta.changes.merge.statements import CommitTag
-from waldelta.errors import DecodeError, LateWriter, TargetNotWritable, WaldeltaError
+from waldelta.errors import DecodeError, LateWriter, TargetNotWritable
 from waldelta.failpoints import fault_point
 from waldelta.lake import MESSAGES, DeltaTarget, Overtaken, TargetVersion
 from waldelta.lake.changelog import place_columns
@@ -100,17 +100,18 @@ def _append(
         if messages_applied(job, job.read_identity()) != start:
             raise LateWriter("another run wrote logical messages at the same time: run again")
         fault_point("messages.writing")
-        table.replace_files([], map(NewFile.of, added), tag.delta)
     except DecodeError as err:
         discard(place, prefix)
         unread = find_unreadable_logical(change_log, segments)
         raise record_unreadable(job, unread, err) if unread is not None else err from err
-    except Overtaken as err:
-        discard(place, prefix)
-        raise LateWriter("another program wrote to the logical messages: run again") from err
-    except WaldeltaError:
+    except Exception:
         discard(place, prefix)
         raise
+    try:
+        table.replace_files([], map(NewFile.of, added), tag.delta)
+    except Overtaken as err:  # After any other error, the commit may exist.
+        discard(place, prefix)
+        raise LateWriter("another program wrote to the logical messages: run again") from err
     fault_point("messages.written")
     return last
 
