@@ -479,17 +479,21 @@ def requiring(
     return [lifecycle for lifecycle in all_lifecycles if lifecycle.action in kinds]
 
 
+def states_requiring(
+    all_lifecycles: Iterable[TableLifecycle], *kinds: RequiredAction
+) -> list[TableState]:
+    """Returns the states of the targets that have one and require one of these actions."""
+    lifecycles = requiring(all_lifecycles, *kinds)
+    return [lifecycle.state for lifecycle in lifecycles if lifecycle.state is not None]
+
+
 def states_to_apply(all_lifecycles: Iterable[TableLifecycle]) -> list[TableState]:
     """Returns the states of the targets to which runs apply landed changes.
 
     The apply stage and the idle check both ask here, so that no run starts for a target that it
     would leave out.
     """
-    return [
-        lifecycle.state
-        for lifecycle in requiring(all_lifecycles, RequiredAction.APPLY)
-        if lifecycle.state is not None
-    ]
+    return states_requiring(all_lifecycles, RequiredAction.APPLY)
 
 
 def _read(

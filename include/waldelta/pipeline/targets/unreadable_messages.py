@@ -66,8 +66,13 @@ class OpenMessage:
     @property
     def kind(self) -> str:
         """Its kind, by its first byte."""
-        raw = self.original.raw or b""
-        return name_of(raw[:1].decode("latin-1")) or f"unknown ({raw[:1].hex()})"
+        first = self.first_byte
+        return name_of(first.decode("latin-1")) or f"unknown ({first.hex()})"
+
+    @property
+    def first_byte(self) -> bytes:
+        """Its first byte; none of an empty message."""
+        return (self.original.raw or b"")[:1]
 
     @property
     def error(self) -> str:
@@ -244,7 +249,7 @@ def with_applied(job: Job, messages: Iterable[OpenMessage]) -> list[OpenMessage]
     def is_applied(message: OpenMessage) -> bool:
         lsn, batch = message.row.lsn or 0, message.original.batch
         if batch is None:  # The message hadn't landed when a run found it.
-            kind = BY_LETTER.get((message.original.raw or b"")[:1].decode("latin-1"))
+            kind = BY_LETTER.get(message.first_byte.decode("latin-1"))
             # One that ends its transaction is where the batch ends, others are before that.
             position = lsn if kind is None or kind.end_at is None else lsn - 1
             batch = next((number for number, end in ends.items() if end > position), None)

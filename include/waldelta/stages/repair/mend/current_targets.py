@@ -23,8 +23,8 @@ from waldelta.pipeline.targets import (
     TargetSource,
     read_target_filter,
     read_unlocked_sources,
-    requiring,
 )
+from waldelta.pipeline.targets.lifecycle import states_requiring
 from waldelta.postgres import Connection, LockedTables
 from waldelta.spark import Runner
 from waldelta.stages.repair.mend.unfinished_repairs import end_killed_repairs
@@ -54,8 +54,7 @@ class CurrentTargets:
             mappings, targets, locked = read_unlocked_sources(connection, job.pipeline, sizes=False)
             lifecycles, ended = end_killed_repairs(runner, job, mappings)
             # Also a target whose changes a run leaves for later.
-            current = requiring(lifecycles, RequiredAction.APPLY)
-            replicated = [each.state for each in current if each.state is not None]
+            replicated = states_requiring(lifecycles, RequiredAction.APPLY)
             catalog = read_catalog_state(connection, replicated)
         for cut in ended.values():
             result.add_repair(cut)
