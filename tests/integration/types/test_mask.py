@@ -1,19 +1,19 @@
 """A type of its own masks a column wherever its values are read."""
 
 import hashlib
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pytest
 from psycopg import sql
 
 from tests.oracles.target_rows import read_target
+from tests.support.data.pg_types import Mask
 from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.jobs.consume import consume
 from waldelta.jobs.reconcile import run_reconcile
 from waldelta.jobs.sync import run_sync
-from waldelta.types import TargetType, type_map
+from waldelta.types import type_map
 
 pytestmark = pytest.mark.pg
 
@@ -23,14 +23,8 @@ def digest(text):
 
 
 @dataclass(frozen=True)
-class Masked(TargetType):
+class Masked(Mask):
     """Text that the lake has only as its MD5 sum."""
-
-    may_be_raw = False
-    keeps_value = False
-
-    spark: str = "string"
-    arrow: Any = field(default_factory=pa.string)
 
     def read(self, text):
         return pa.array(map(digest, text.to_pylist()), pa.string()), None

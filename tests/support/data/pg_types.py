@@ -1,9 +1,13 @@
 """Types of PostgreSQL, and options for them."""
 
+from dataclasses import dataclass, field
+from typing import Any
+
 import pyarrow as pa
 
 from waldelta.config import TypeOptions
 from waldelta.postgres import PgType
+from waldelta.types import TargetType
 
 
 def numeric(precision, scale):
@@ -39,3 +43,14 @@ ANY_NUMERIC = PgType(1700, -1, "numeric")
 JSON, JSONB = PgType(114, -1, "json"), PgType(3802, -1, "jsonb")
 AS_DOUBLE, AS_DECIMAL = TypeOptions(numeric="double"), TypeOptions(numeric="decimal(38,4)")
 AS_VARIANT = TypeOptions(json="variant")
+
+
+@dataclass(frozen=True)
+class Mask(TargetType):
+    """Texts in place of a column's values; a mask says which, by ``read``."""
+
+    may_be_raw = False
+    keeps_value = False
+
+    spark: str = "string"
+    arrow: Any = field(default_factory=pa.string)

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 import pytest
 from psycopg import sql
 
-from tests.support.data.pg_types import array_of, domain_over
+from tests.support.data.pg_types import Mask, array_of, domain_over
 from waldelta.lake.data_file import FileStatistics, order_of
 from waldelta.lake.ledger import ColumnState, TableState
 from waldelta.postgres import PgType
@@ -46,14 +46,8 @@ class Time(TargetType):
 
 
 @dataclass(frozen=True)
-class Reversed(TargetType):
-    """A mask: the ledger's name is its own, Spark's isn't."""
-
-    may_be_raw = False
-    keeps_value = False
-
-    spark: str = "string"
-    arrow: Any = field(default_factory=pa.string)
+class Reversed(Mask):
+    """The ledger's name is its own, Spark's isn't."""
 
     @property
     def ledger_name(self):
