@@ -73,10 +73,10 @@ ONLY_SPARK = "a step that only Spark does"
 
 
 def most_tasks() -> int:
-    """Returns how many tasks run in this process: fewer if a Connect server opens sessions at
-    once.
+    """Returns how many tasks run in this process; where a Spark server waits for work, as many as
+    take as long as four.
     """
-    return LOCAL_TASKS // 4 if _has_server() else LOCAL_TASKS
+    return 4 * TASKS_AT_ONCE if _has_server() else LOCAL_TASKS
 
 
 def most_messages() -> int:

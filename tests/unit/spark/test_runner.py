@@ -164,7 +164,7 @@ def test_less_runs_in_this_process_where_a_server_opens_sessions(monkeypatch):
     monkeypatch.delenv("SPARK_REMOTE", raising=False)
     assert (most_tasks(), most_messages()) == (16, 1_000_000)
     monkeypatch.setenv("SPARK_REMOTE", "sc://localhost:15002")
-    assert (most_tasks(), most_messages()) == (4, 100_000)
+    assert (most_tasks(), most_messages()) == (4 * TASKS_AT_ONCE, 100_000)
 
 
 class Session:
