@@ -34,6 +34,7 @@ from waldelta.lake.ledger.records import AttributeState
 from waldelta.lsn import Lsn
 from waldelta.pipeline import RunResult, StageResult, describe_error
 from waldelta.pipeline.run_result import ReportedLag
+from waldelta.quantities import size
 from waldelta.stages.check.reports.page import ReportEntry
 
 _MEANINGS = (
@@ -206,7 +207,7 @@ class _Lake:
         load.slot_seconds, load.server_seconds = took * 0.8, took * 0.5
         told = f"{changes:,} changes in 1 batch, landed in {took * 0.7:.1f} s, consumed in 0.1 s"
         result.stages["land"].detail = told
-        result.stages["report"].detail = f"lag {left:,} bytes"
+        result.stages["report"].detail = f"lag {size(left)}"
         self.landed, self.batch = self.lsn, self.batch + 1
 
     def _apply(

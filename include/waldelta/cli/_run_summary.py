@@ -8,7 +8,7 @@ from rich.table import Table
 
 from waldelta.cli._output import table
 from waldelta.pipeline import RunResult
-from waldelta.quantities import counted
+from waldelta.quantities import counted, size
 
 # The columns of each command's summary table, by heading; other commands only list the tables.
 _COLUMNS: dict[str, dict[str, str]] = {
@@ -82,7 +82,7 @@ def print_summary(result: RunResult, console: Console, stage: str | None = None)
     if (landed := result.landed).end_lsn is not None:
         console.print(
             f"WAL {landed.start_lsn}..{landed.end_lsn}, {counted(landed.changes, 'change')},"
-            f" lag {result.reported.lag_bytes:,} bytes"
+            f" lag {size(result.reported.lag_bytes)}"
         )
     if bill := result.source.describe():
         console.print(f"source: {bill}", soft_wrap=True)

@@ -20,6 +20,7 @@ from waldelta.pipeline.targets.corrected_expectations import corrected
 from waldelta.pipeline.targets.quarantined_rows import record_current
 from waldelta.pipeline.targets.unreadable_messages import notices
 from waldelta.postgres.publication_checks import read_unreadable
+from waldelta.quantities import size
 from waldelta.slot.acknowledge import confirmed_lsn
 from waldelta.slot.health import reading
 from waldelta.slot.slot import read_slot
@@ -298,4 +299,4 @@ def report_stage(_: Runner, job: Job, result: RunResult, stage: StageResult) -> 
     result.reported = ReportedLag(
         lag_bytes, None if slot is None else reading(slot, lag_bytes, now())
     )
-    stage.detail = f"lag {lag_bytes:,} bytes"
+    stage.detail = f"lag {size(lag_bytes)}"

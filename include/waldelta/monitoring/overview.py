@@ -427,7 +427,7 @@ def _of_slot(
             "failed" if is_critical else "warning",
             "slot",
             f"the slot keeps {size(retained)} of WAL (limit slot_limits.{name}:"
-            f" {getattr(limits, name):,} MB)",
+            f" {size(getattr(limits, name) << 20)})",
         )
     is_fine_since = idle_checked_at is not None and idle_checked_at > latest.at
     if not (is_lost or is_critical or is_fine_since):

@@ -12,13 +12,13 @@ from datetime import datetime, timedelta
 
 from waldelta.config.expectation_files import Severity
 from waldelta.config.quality import Freshness, LagUnit
+from waldelta.quantities import size
 
 # Airflow's scheduler runs every few seconds.
 _OVERDUE_AFTER = timedelta(minutes=10)
 # Most stages take minutes.
 _SILENT_AFTER = timedelta(hours=1)
 _MB = 1 << 20
-_WORDS: dict[LagUnit, str] = {"seconds": "s", "mb": "MB of WAL"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +77,12 @@ class FreshnessLimit:
     @property
     def meaning(self) -> str:
         """Returns the expectation in words."""
-        return f"at most {self.limit:,} {_WORDS[self.unit]} behind the source"
+        return f"at most {self._words(self.limit)} behind the source"
 
     @property
     def observed(self) -> str:
         """Returns the measured lag in words."""
-        return f"{self.behind:,.0f} {_WORDS[self.unit]} behind"
+        return f"{self._words(self.behind)} behind"
+
+    def _words(self, value: float) -> str:
+        return f"{value:,.0f} s" if self.unit == "seconds" else f"{size(round(value * _MB))} of WAL"

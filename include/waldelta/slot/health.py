@@ -154,8 +154,8 @@ def _backlog(slot: SlotState, limits: SlotLimits) -> Iterator[SlotWarning]:
         yield SlotWarning(
             "critical" if is_critical else "warning",
             f"slot {slot.name!r} keeps {size(slot.retained_bytes)} of WAL{loss};"
-            f" slot_limits.{limit} is {bound}: run the pipeline more often, and look for long-open"
-            f" transactions (restart_lsn {slot.restart_lsn}, confirmed_flush_lsn"
+            f" slot_limits.{limit} is {size(bound << 20)}: run the pipeline more often, and look"
+            f" for long-open transactions (restart_lsn {slot.restart_lsn}, confirmed_flush_lsn"
             f" {slot.confirmed_flush_lsn}){spilled}",
         )
 

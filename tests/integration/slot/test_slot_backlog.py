@@ -50,12 +50,12 @@ def test_figures_and_limits(database, job):
         f"slot {slot!r} keeps {round(state.retained_bytes / (1 << 20))} MB of WAL, and is lost"
         " after "
     )
-    assert "slot_limits.warn_mb is 20: run the pipeline more often" in text
+    assert "slot_limits.warn_mb is 20 MB: run the pipeline more often" in text
     assert str(state.restart_lsn) in text
     hold_back(database, 3)
     (text,) = warnings(database, job)
     assert text.startswith("critical: ")
-    assert "slot_limits.critical_mb is 60" in text
+    assert "slot_limits.critical_mb is 60 MB" in text
     assert warnings(database, job, SlotLimits()) == []
 
 

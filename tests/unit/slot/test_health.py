@@ -83,9 +83,9 @@ WARNINGS = {
      [("critical", "is lost in 15 minutes")]),
     "no rate, no forecast": (replace(SLOT, safe_wal_size=0, wal_bytes_per_hour=None), []),
     "much held back": (replace(SLOT, retained_bytes=6 * GB),
-     [("warning", "slot_limits.warn_mb is 5000")]),
+     [("warning", "slot_limits.warn_mb is 5 GB")]),
     "too much": (replace(SLOT, retained_bytes=60 * GB),
-     [("critical", "slot_limits.critical_mb is 50000")]),
+     [("critical", "slot_limits.critical_mb is 49 GB")]),
     "with what spilled": (
         replace(SLOT, retained_bytes=6 * GB, spilled=3, spilled_bytes=5 * GB),
         [

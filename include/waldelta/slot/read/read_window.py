@@ -18,6 +18,7 @@ from waldelta.lake.ledger import now
 from waldelta.lake.ledger.records import ReadWindowSetting
 from waldelta.pipeline import Job
 from waldelta.postgres import open_transactions
+from waldelta.quantities import size
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ class ReadWindow:
         return replace(widest, window_bytes=min(self.window_bytes, widest.window_bytes))
 
     def __str__(self) -> str:
-        return f"{self.window_bytes / (1 << 20):g} MB of WAL, {self.timeout_s} s"
+        return f"{size(self.window_bytes)} of WAL, {self.timeout_s} s"
 
 
 class ReadWindows:

@@ -41,7 +41,7 @@ from waldelta.pipeline.source import SlotMeter, moves, peeks
 from waldelta.pipeline.targets import record_unreadable
 from waldelta.pipeline.targets.unreadable_messages import skipped_messages
 from waldelta.postgres import ServerPosition
-from waldelta.quantities import counted
+from waldelta.quantities import counted, size
 from waldelta.slot.acknowledge import consume, move_idle_slot
 from waldelta.slot.read.decode_failure import Reading
 from waldelta.slot.read.peek import (
@@ -314,15 +314,15 @@ class _SlotDrain:
 
 def _report_progress(job: Job, drained: Drained, server: ServerPosition) -> None:
     seconds = max(drained.seconds_landing + drained.seconds_consuming, 1e-3)
-    size, remaining = drained.end - drained.start, max(0, server.flush_lsn - drained.end)
+    read, remaining = drained.end - drained.start, max(0, server.flush_lsn - drained.end)
     log.info(
-        "slot %s at %s: %s landed, %.0f/s, %.1f MB of WAL left, about %.0f s",
+        "slot %s at %s: %s landed, %.0f/s, %s of WAL left, about %.0f s",
         job.pipeline.source.slot,
         drained.end,
         counted(drained.changes, "change"),
         drained.changes / seconds,
-        remaining / 1e6,
-        remaining * seconds / max(size, 1),
+        size(remaining),
+        remaining * seconds / max(read, 1),
     )
 
 

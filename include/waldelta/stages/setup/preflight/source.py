@@ -333,8 +333,9 @@ def _server_warnings(pipeline: PipelineFile, facts: Facts) -> Iterator[Finding]:
     yield from warning_if(
         limit >= 0 and "temp_file_limit" in server.settings,
         f"temp_file_limit is {size(max(limit, 0) * 1024)}: the slot functions write a whole read"
-        f" window to a temporary file, and a window has up to {pipeline.batch.wal_window_mb}"
-        f" MB WAL; lower batch.wal_window_mb, or raise the limit for role {server.role}",
+        f" window to a temporary file, and a window has up to"
+        f" {size(pipeline.batch.wal_window_mb << 20)} of WAL; lower batch.wal_window_mb, or raise"
+        f" the limit for role {server.role}",
     )
 
 
