@@ -60,20 +60,21 @@ def chart(
     points: Sequence[Point],
     text_of: Callable[[float], str],
     ceiling: Callable[[float], float],
-    limit: float | None = None,
+    limit: tuple[str, float] | None = None,
     until: datetime | None = None,
 ) -> dict[str, Any]:
     """Returns one measure over time, as the macro ``chart`` draws it; {} if nothing is to be drawn.
 
-    A failed run is a dot that links to its page. ``limit`` is a line above the measure. Between the
-    last point and ``until`` the measure isn't known.
+    A failed run is a dot that links to its page. ``limit`` is a line above the measure, with its
+    name and value. Between the last point and ``until`` the measure isn't known.
     """
     if len(points) < 2:
         return {}
     drawn = thin_out(points, MOST_POINTS)
     first, last = drawn[0].at, until or drawn[-1].at
     seconds, worst = (last - first).total_seconds() or 1.0, max(p.value for p in drawn)
-    top = ceiling(max(worst, limit or 0))
+    name, bound = limit or ("", 0.0)
+    top = ceiling(max(worst, bound))
 
     def x(at: datetime) -> str:
         return f"{(at - first).total_seconds() / seconds * _WIDTH:.1f}"
@@ -81,15 +82,17 @@ def chart(
     def y(value: float) -> str:
         return f"{_HEIGHT - value / top * _HEIGHT:.1f}"
 
+    limited = f"{name}: {text_of(bound)}"
     unknown = f", not known since {drawn[-1].at:%Y-%m-%d %H:%M}" if until else ""
     return {
         "label": f"{label} from {first:%Y-%m-%d %H:%M} to {last:%Y-%m-%d %H:%M} UTC: at most"
-        f" {text_of(worst)}, at last {text_of(drawn[-1].value)}{unknown}",
+        f" {text_of(worst)}, at last {text_of(drawn[-1].value)}{unknown}"
+        + (f"; {limited}" if limit else ""),
         "rows": [(text_of(value) if value else "0", y(value)) for value in (top, top / 2, 0)],
         "line": " ".join(f"{x(p.at)},{y(p.value)}" for p in drawn),
         "known": x(drawn[-1].at),
         "is_known": until is None,
-        "limit": y(limit) if limit else None,
+        "limit": (limited, y(bound)) if limit else None,
         "failed": [
             (p, text_of(p.value), x(p.at), y(p.value)) for p in drawn if p.status == "failed"
         ],
@@ -173,7 +176,7 @@ def wal_chart(
         for run in reversed(runs)
         if run.retained_bytes is not None
     ]
-    limit = points[-1].value + forecast.remaining_bytes if points and forecast else None
-    worst = max((point.value for point in points), default=0.0)
-    limit = limit if limit is not None and limit < _MUCH * worst else None
+    worst, limit = max((point.value for point in points), default=0.0), None
+    if points and forecast and (of := points[-1].value + forecast.remaining_bytes) < _MUCH * worst:
+        limit = forecast.limit, of
     return chart("WAL kept by the slot", points, bytes_of, ceiling_of_bytes, limit, until)

@@ -50,6 +50,8 @@ def test_a_bar_is_as_high_as_its_changes_and_is_seen_without_any(changes, drawn)
 
 def test_a_chart_has_room_for_its_limit_and_links_its_failed_runs():
     points = [Point(BEGAN, 1.0), Point(BEGAN + timedelta(hours=1), 2.0, "failed", "r")]
-    text = draw_chart(points, 50.0)
+    text = draw_chart(points, ("budget", 50.0))
     assert re.search(r'class="limit" d="M0 16\.7H1000"', text)
+    assert re.search(r'y="16\.7%"[^>]*>budget: 50\.0</text>', text)
+    assert "; budget: 50.0" in re.search(r'aria-label="(behind[^"]*)"', text)[1]
     assert re.findall(r'href="([^"]+)"', text) == ["/p/shop/run/consume/r"]
