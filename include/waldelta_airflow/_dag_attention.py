@@ -45,18 +45,29 @@ class DagsOfPipeline:
     paused: frozenset[str] = frozenset()
     next_of: Mapping[str, datetime | None] = field(default_factory=dict)
 
+    def is_scheduler_down(self, at: datetime) -> bool:  # noqa: ARG002 - Schedule's reads it
+        """Returns whether the last heartbeat of a scheduler is old; without any it isn't known."""
+        # A task that asks was started by a scheduler.
+        return False
+
 
 def of_dags(
     pipeline: PipelineFile, glance: Glance, dags: DagsOfPipeline, at: datetime
 ) -> Iterator[Attention]:
-    """Yields attention for a DAG that doesn't run, or fails before it writes to the ledger."""
+    """Yields attention for a DAG that doesn't run, or fails before it writes to the ledger.
+
+    It is a problem that nothing brings changes into the lake: the CDC DAG is paused, or no run of
+    it is active and none starts. A run that only comes late is a warning, and so is a DAG of
+    WATCHED that doesn't run.
+    """
     if dags.is_paused and glance.is_set_up:
         yield Attention(
             "failed", "paused", "the CDC DAG is paused: no changes are read, and the slot keeps WAL"
         )
     elif (lag := Lag.since(dags.next_run_at, at)).is_overdue:
+        comes_late = glance.active and not dags.is_scheduler_down(at)
         yield Attention(
-            "warning",
+            "warning" if comes_late else "failed",
             "overdue",
             f"the next run is overdue by {duration(lag.seconds or 0)}: an earlier run is still"
             " active, or the scheduler is down",
@@ -81,6 +92,10 @@ def of_dags(
 
 
 def schedule_of(pipeline: PipelineFile, kind: str) -> str | None:
-    """Returns the schedule of a DAG of WATCHED."""
-    quality, maintenance = pipeline.quality.reconcile, pipeline.maintenance
-    return quality.schedule if kind == "reconcile" else maintenance.schedule
+    """Returns the schedule of a kind of DAG; None for one that is triggered by hand."""
+    schedules: dict[str, str | None] = {
+        "cdc": pipeline.schedule,
+        "reconcile": pipeline.quality.reconcile.schedule,
+        "maintenance": pipeline.maintenance.schedule,
+    }
+    return schedules.get(kind)

@@ -60,7 +60,7 @@ class Tale:
         runs = [at for at in self.runs() if self.trouble(at) is None]
         due = None if self.is_paused else self.runs()[-1] + self.step
         state = "success" if self.trouble(last := self.runs()[-1]) is None else "failed"
-        cdc = (f"scheduled__{last.isoformat()}", state, last, f"Every {self.every} minutes")
+        cdc = (f"scheduled__{last.isoformat()}", state, last)
         dags = {kind: DagState(kind, f"{self.name}_{kind}") for kind in DAG_VERBS}
         dags["cdc"] = DagState("cdc", f"{self.name}_cdc", self.is_paused, *cdc)
         for kind in self.under_way:

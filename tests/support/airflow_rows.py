@@ -16,7 +16,7 @@ _UNSET = dict.fromkeys(("log_template_id", "triggered_by", "backfill_id"))
 
 
 def add_dag(session: Session, dag_id: str, *, paused: bool = False, stale: bool = False) -> None:
-    told = {"is_paused": paused, "is_stale": stale, "timetable_description": "Every 5 minutes"}
+    told = {"is_paused": paused, "is_stale": stale}
     more = {"bundle_name": "b", "fileloc": "", "has_task_concurrency_limits": False}
     session.execute(insert(DagModel).values(dag_id=dag_id, **told, **more, **_LIMITS))
 

@@ -77,7 +77,6 @@ class DagState:
     run_id: str | None = None
     run_state: str | None = None
     run_at: datetime | None = None
-    schedule: str | None = None  # The schedule in words.
     next_run_at: datetime | None = None
     is_stale: bool = False
     may_trigger: bool = False
@@ -101,7 +100,7 @@ def read_dags(session: Session, pipelines: Collection[str]) -> dict[str, tuple[D
     """
     ids = {dag_id_of(name, kind): (name, kind) for name in pipelines for kind in DAG_VERBS}
     model = DagModel
-    columns = (model.timetable_description, model.next_dagrun_create_after, model.is_stale)
+    columns = (model.next_dagrun_create_after, model.is_stale)
     query = select(model.dag_id, model.is_paused, *columns).where(model.dag_id.in_(ids))
     dags: dict[str, Any] = {dag_id: row for dag_id, *row in session.execute(query)}
     runs = {dag_id: run for dag_id, *run in _runs(session, dags)}
@@ -350,7 +349,6 @@ class Schedule(DagsOfPipeline):
         return self.scheduler_at is not None and at - self.scheduler_at <= timedelta(seconds=limit)
 
     def is_scheduler_down(self, at: datetime) -> bool:
-        """Returns whether the last heartbeat of a scheduler is old; without any it isn't known."""
         return self.scheduler_at is not None and not self.is_scheduler_alive(at)
 
     @property

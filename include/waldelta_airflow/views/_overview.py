@@ -110,7 +110,7 @@ class Card:
             return "unread"
         failed = [item for item in situation.attention if item.severity == "failed"]
         if failed:
-            is_lasting = any(heals_of(item, situation).startswith("no:") for item in failed)
+            is_lasting = any(heals_of(item, situation).split(":")[0] == "no" for item in failed)
             return "person" if is_lasting else "failing"
         if not situation.glance.is_set_up:
             return "setup"

@@ -76,7 +76,7 @@ from waldelta.stages.check.reports.page import (
     table_index,
 )
 from waldelta_airflow._connections import pipeline_lake
-from waldelta_airflow._dag_attention import of_dags
+from waldelta_airflow._dag_attention import of_dags, schedule_of
 from waldelta_airflow.views._access import (
     READ_ERRORS,
     PageRequestDep,
@@ -172,6 +172,7 @@ def pipeline_page(request: PipelineDep, hours: int = 24, page: int = 1) -> str:
         wal=wal_chart(glance.runs, forecast, until),
         is_under_way=bool(schedule.under_way),
         run_now=RUN_NOW,
+        schedule_of=schedule_of,
         hours=hours,
         choices=HOURS,
     )

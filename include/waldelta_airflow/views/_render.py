@@ -11,6 +11,7 @@ from functools import cache, partial
 from typing import Any
 from urllib.parse import quote, urlencode
 
+from airflow.timetables.interval import CronDataIntervalTimetable
 from fastapi import Request, Response
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -142,6 +143,17 @@ def clock(at: datetime | None, form: str = "exact") -> Markup:
         return Markup("–")
     text = at.strftime(_EXACT if form == "exact" else form)
     return Markup('<time datetime="%s" data-as="%s">%s</time>') % (at.isoformat(), form, text)
+
+
+@cache
+def schedule(cron: str | None) -> Markup:
+    """Returns a cron expression in Airflow's words, which hovering shows as it is; empty for a DAG
+    that is triggered by hand.
+    """
+    if cron is None:
+        return Markup()
+    words = CronDataIntervalTimetable(cron, "UTC").description
+    return Markup('<span title="%s (UTC)">%s</span>') % (cron, words or cron)
 
 
 def _or_dash(text_of: Callable[[Any], str]) -> Callable[[Any], str]:
@@ -302,7 +314,7 @@ def _templates() -> Environment:
         lstrip_blocks=True,
         finalize=_shown,
     )
-    filters = (clock, counted, duration, folded, mark, run_kind, slot_state)
+    filters = (clock, counted, duration, folded, mark, run_kind, schedule, slot_state)
     found.filters.update({of.__name__: of for of in (*filters, state_class, without_folder)})
     found.filters.update(exact=Exact, lsn=lsn, moment=clock, number=number, size=bytes_of)
     return found

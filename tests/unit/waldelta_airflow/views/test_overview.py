@@ -209,6 +209,7 @@ GRAVITY = [
     ("a stopped table", [Attention("failed", "decision", "t: stopped by a gate", waiting="gate")],
      False, "person"),
     ("a lost slot", [Attention("failed", "data_gap", "lost")], False, "person"),
+    ("overdue, and no scheduler", [Attention("failed", "overdue", "x")], True, "person"),
     ("a server that is away", [fails("SourceUnreachable")], False, "failing"),
     ("a run that only Airflow knows", [Attention("failed", "failed_dag_run", "x")], False,
      "failing"),
@@ -254,8 +255,8 @@ def test_many_pipelines_are_in_order_of_gravity_then_of_name(
     order = sorted(made, key=lambda card: (states.index(card.state), card.name))
     names = list(dict.fromkeys(listed()))
     assert names == [card.name for card in order]
-    assert (names[:5], names[-3:]) == (["a10", "a11", "a12", "a13", "y10"], ["a20", "y20", "z20"])
-    assert set(listed(state="failing")) == {f"{letter}{n}" for letter in "azy" for n in (14, 15)}
+    assert (names[:5], names[-3:]) == (["a10", "a11", "a12", "a13", "a14"], ["a21", "y21", "z21"])
+    assert set(listed(state="failing")) == {f"{letter}{n}" for letter in "azy" for n in (15, 16)}
     assert list(dict.fromkeys(listed(q="z")))[:5] == ["z10", "z11", "z12", "z13", "z14"]
 
 

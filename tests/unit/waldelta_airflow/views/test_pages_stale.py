@@ -183,7 +183,7 @@ def test_a_tables_page_has_since_when_and_what_is_next(shop, schedules, open_pag
     schedules["shop"] = Schedule(next_run_at=due, dags=(state,))
     for page in PAGES[1:3]:
         text = open_pages("viewer").get(page).text
-        card = text[text.index('class="state warning"') :].partition("</section>")[0]
+        card = text[text.index('class="state failed"') :].partition("</section>")[0]
         assert "The next run is overdue by 1 hour" in card
         labels = re.findall("<dt>([^<]+)</dt>", card)
         assert [name for name in labels if name in ("Since", "Next", "To do")] == [

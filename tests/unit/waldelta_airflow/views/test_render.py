@@ -1,12 +1,14 @@
-"""The stylesheet has rules for what pages have, and for nothing else."""
+"""What all pages print alike; and the stylesheet has rules for what pages have, and for no more."""
 
 import re
 from pathlib import Path
 
+import pytest
+
 from waldelta.stages.check.reports import page
 from waldelta_airflow import views
 from waldelta_airflow.views._pictures import _KINDS, _STAGES
-from waldelta_airflow.views._render import MARKS
+from waldelta_airflow.views._render import MARKS, schedule
 
 VIEWS = Path(views.__file__).parent
 # Classes that templates get as values: states, and the parts of bars.
@@ -24,3 +26,16 @@ def test_every_rule_is_of_a_class_that_a_page_has():
     used = {name for _, of in ATTRIBUTE.findall(text) for name in re.findall(r"[\w-]+", of)}
     assert len(rules) > 50
     assert rules - used - STATES == set()
+
+
+@pytest.mark.parametrize(
+    ("cron", "shown"),
+    [
+        ("*/15 * * * *", '<span title="*/15 * * * * (UTC)">Every 15 minutes</span>'),
+        ("@daily", '<span title="@daily (UTC)">At 00:00</span>'),
+        (None, ""),
+    ],
+)
+def test_a_schedule_is_in_words(cron, shown):
+    """The expression itself is shown by hovering."""
+    assert schedule(cron) == shown
