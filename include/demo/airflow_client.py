@@ -134,7 +134,7 @@ class AirflowClient:
         return {str(dag["dag_id"]) for dag in self.get("/dags", limit=500)["dags"]}
 
     def import_errors(self) -> dict[str, str]:
-        """Return, by file name, the stack trace of DAG files that can't be imported."""
+        """Returns, by file name, the stack trace of DAG files that can't be imported."""
         found = self.get("/importErrors", limit=500)["import_errors"]
         return {str(error["filename"]): str(error["stack_trace"]) for error in found}
 

@@ -131,7 +131,7 @@ def _events(
 
 
 def _busy_hours(connection: psycopg.Connection, part: Slice) -> list[set[datetime]]:
-    """Return, for each step, the hours of the slice in which it changes rows."""
+    """Returns, for each step, the hours of the slice in which it changes rows."""
     busy = []
     for step in STEPS:
         rows = connection.execute(step.hours).fetchall()

@@ -154,10 +154,10 @@ class Grant:
 
 
 @dataclass(frozen=True, slots=True)
-class Attribute:
+class RoleAttribute:
     """An attribute that a role lacks.
 
-    >>> statements("r", [Attribute("replication")])
+    >>> statements("r", [RoleAttribute("replication")])
     ['alter role r replication;']
     """
 
@@ -180,7 +180,7 @@ class DefaultGrant:
     schema: str
 
 
-Need = Grant | Attribute | DefaultGrant
+Need = Grant | RoleAttribute | DefaultGrant
 
 
 def statements(role: str, needs: Iterable[Need]) -> list[str]:
@@ -191,7 +191,7 @@ def statements(role: str, needs: Iterable[Need]) -> list[str]:
     why: dict[str, str] = {}
     attributes, defaults = [], []
     for need in dict.fromkeys(needs):
-        if isinstance(need, Attribute):
+        if isinstance(need, RoleAttribute):
             attributes.append(f"alter role {role} {need.name};{_comment(need.why)}")
         elif isinstance(need, DefaultGrant):
             privilege = f"grant select on tables to {role};"

@@ -54,15 +54,15 @@ def private_files(mask: int | None = None) -> Iterator[None]:
     earlier umask.
     """
     mask = lake_umask() if mask is None else mask
-    _process.enter(mask)
+    _process_umask.enter(mask)
     try:
         yield
     finally:
-        _process.leave(mask)
+        _process_umask.leave(mask)
 
 
-class _Process:
-    """This process's umask, combined from the masks of the threads inside a block."""
+class _ProcessUmask:
+    """Sets the process's umask to the union of the masks of all threads inside a block."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -82,4 +82,4 @@ class _Process:
             os.umask(reduce(or_, self._denied) if self._denied else self._outside)
 
 
-_process = _Process()
+_process_umask = _ProcessUmask()

@@ -91,10 +91,10 @@ class Registered:
 class Catalog(Protocol):
     """A connection to a catalog; every call raises CatalogError.
 
-    Names are those that ``name_of`` returns.
+    Names are those that ``stored_name`` returns.
     """
 
-    def name_of(self, name: str) -> str:
+    def stored_name(self, name: str) -> str:
         """Returns a name as the catalog stores it; raises CatalogNameRefused."""
 
     def tables(self, schema: str, names: Collection[str]) -> dict[str, Registered]:

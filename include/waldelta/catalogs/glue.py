@@ -44,7 +44,7 @@ class GlueCatalog:
         self._connection = connection
         self._catalog = {} if catalog_id is None else {"CatalogId": catalog_id}
 
-    def name_of(self, name: str) -> str:
+    def stored_name(self, name: str) -> str:
         """Returns the name in lower case, which Athena needs."""
         return _RULE.check(name)
 
@@ -150,7 +150,9 @@ class GlueCatalog:
                     " it"
                 ) from err
             if code in _AGAIN or status >= 500:
-                raise CatalogUnreachable(f"Glue doesn't answer ({code})") from err
+                raise CatalogUnreachable(
+                    f"Glue doesn't answer the call for {label} ({code}): the next run tries again"
+                ) from err
             raise CatalogRefused(f"Glue refuses {label}: {err}"[:400]) from err
         except (ConnectionError, HTTPClientError) as err:
             raise CatalogUnreachable(f"Glue can't be reached ({err})"[:400]) from err

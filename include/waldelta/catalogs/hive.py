@@ -76,7 +76,7 @@ class HiveMetastore:
         self._port = connection.port or _PORT
         self._user, self._catalog = connection.login, catalog
 
-    def name_of(self, name: str) -> str:
+    def stored_name(self, name: str) -> str:
         """Returns the name in lower case."""
         return _RULE.check(name)
 

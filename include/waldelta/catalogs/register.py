@@ -72,7 +72,7 @@ _FORM = 1
 _MOST_LISTED = 3
 # The entry by which setup finds out whether it may make and remove one.
 _PROBE = "waldelta_probe"
-Place = tuple[str, str]
+CatalogName = tuple[str, str]
 
 
 def open_catalog(settings: CatalogSettings, environment: Mapping[str, str] = os.environ) -> Catalog:
@@ -122,64 +122,68 @@ def register_targets(job: Job, result: RunResult) -> None:
 
 
 @dataclass
-class Places:
-    """Where a catalog has the targets: schema and name, by target; errors of the others.
+class CatalogNames:
+    """Schema and name of each target in a catalog, and the errors of targets that can't have one.
 
-    ``views`` are the places of their views of a consistent cut, if there are any.
+    ``views`` names the targets' views of a consistent cut, if there are any.
     """
 
-    of: dict[str, Place] = field(default_factory=dict)
-    views: dict[str, Place] = field(default_factory=dict)
-    refused: dict[str, CatalogNameRefused] = field(default_factory=dict)
+    tables: dict[str, CatalogName] = field(default_factory=dict)
+    views: dict[str, CatalogName] = field(default_factory=dict)
+    refusals: dict[str, CatalogNameRefused] = field(default_factory=dict)
 
     @classmethod
-    def find(cls, catalog: Catalog, settings: CatalogSettings, names: Mapping[str, str]) -> Places:
-        """Returns the places of targets by their ``names`` in the lake.
+    def find(
+        cls, catalog: Catalog, settings: CatalogSettings, names: Mapping[str, str]
+    ) -> CatalogNames:
+        """Returns the catalog_names of targets by their ``names`` in the lake.
 
-        Of two targets that would have one place, the first by name gets it.
+        Of two targets that would have one catalog_name, the first by name gets it.
         """
-        places, tables = cls(), dict[Place, str]()
+        catalog_names, tables = cls(), dict[CatalogName, str]()
         for table, name in sorted(names.items()):
             try:
-                place = place_of(catalog, settings, name)
-                if (holder := tables.setdefault(place, table)) != table:
+                catalog_name = catalog_name_of(catalog, settings, name)
+                if (holder := tables.setdefault(catalog_name, table)) != table:
                     raise CatalogNameRefused(
                         f"the catalog can't distinguish its name from that of {holder}"
-                        f" ({'.'.join(place)}): give one of them another name (target.tables,"
-                        " name), or add {schema} to target.catalog.schema"
+                        f" ({'.'.join(catalog_name)}): give one of them another name"
+                        " (target.tables, name), or add {schema} to target.catalog.schema"
                     )
                 if settings.cut_views:
-                    places.views[table] = _view_of(catalog, place)
+                    catalog_names.views[table] = _view_of(catalog, catalog_name)
             except CatalogNameRefused as err:
-                places.refused[table] = err
+                catalog_names.refusals[table] = err
             else:
-                places.of[table] = place
-        return places
+                catalog_names.tables[table] = catalog_name
+        return catalog_names
 
 
-def place_of(catalog: Catalog, settings: CatalogSettings, name: str) -> Place:
+def catalog_name_of(catalog: Catalog, settings: CatalogSettings, name: str) -> CatalogName:
     """Returns the schema and name in the catalog of a target with this name in the lake.
 
     Raises CatalogNameRefused.
     """
     source_schema, table = split_table_name(name)
-    schema = catalog.name_of(settings.schema_of(source_schema))
+    schema = catalog.stored_name(settings.schema_of(source_schema))
     if schema in RESERVED_SCHEMAS:
         raise CatalogNameRefused(
             f"{schema} is the catalog's own schema: write another, such as raw_{{schema}}"
             " (target.catalog.schema)"
         )
-    return schema, catalog.name_of(table)
+    return schema, catalog.stored_name(table)
 
 
 def _names(job: Job, tables: Iterable[str]) -> dict[str, str]:
     return {table: job.lake.stored_name(table) for table in tables}
 
 
-def read_entries(catalog: Catalog, places: Collection[Place]) -> dict[Place, Registered]:
-    """Returns what the catalog has in these places."""
+def read_entries(
+    catalog: Catalog, catalog_names: Collection[CatalogName]
+) -> dict[CatalogName, Registered]:
+    """Returns the catalog's entries with these names."""
     names: dict[str, list[str]] = {}
-    for schema, name in places:
+    for schema, name in catalog_names:
         names.setdefault(schema, []).append(name)
     return {
         (schema, name): entry
@@ -206,36 +210,43 @@ class _Registrar:
         latest = {state.table_name: state for state in rows}
         gone = {name for name, state in latest.items() if state.status == REMOVED}
         synced = {name: state for name, state in latest.items() if state.status == SYNCED}
-        places = Places.find(self.catalog, self.settings, _names(self.job, synced))
-        self.failures |= places.refused
-        former = Places.find(self.catalog, self.settings, _names(self.job, gone))
+        catalog_names = CatalogNames.find(self.catalog, self.settings, _names(self.job, synced))
+        self.failures |= catalog_names.refusals
+        former = CatalogNames.find(self.catalog, self.settings, _names(self.job, gone))
         comments = _comments(self.job, synced.values())
-        digests = {name: _digest(self.job, synced[name], comments) for name in sorted(places.of)}
-        if is_full or not self._is_unchanged(places.of, former.of, digests):
-            self._compare(synced, places.of, former.of, digests, comments)
-            self._drop_former(rows, {*places.of.values()})
+        digests = {
+            name: _digest(self.job, synced[name], comments) for name in sorted(catalog_names.tables)
+        }
+        if is_full or not self._is_unchanged(catalog_names.tables, former.tables, digests):
+            self._compare(synced, catalog_names.tables, former.tables, digests, comments)
+            self._drop_former(rows, {*catalog_names.tables.values()})
         if self.settings.cut_views:
-            self._make_views({**former.views, **places.views}, places.of)
+            self._make_views({**former.views, **catalog_names.views}, catalog_names.tables)
         return self.failures
 
-    def _drop_former(self, rows: Iterable[TableState], places: Collection[Place]) -> None:
+    def _drop_former(
+        self, rows: Iterable[TableState], catalog_names: Collection[CatalogName]
+    ) -> None:
         """Drop the entries of targets that were moved, at the names that they had before."""
         former = {(row.table_name, row.stored_name or row.table_name) for row in rows}
         for table, name in sorted(former - {*_names(self.job, (t for t, _ in former)).items()}):
             with suppress(CatalogNameRefused):
-                place = place_of(self.catalog, self.settings, name)
-                candidates = {place, _view_of(self.catalog, place)} - {*places}
+                catalog_name = catalog_name_of(self.catalog, self.settings, name)
+                candidates = {catalog_name, _view_of(self.catalog, catalog_name)} - {*catalog_names}
                 for entry in read_entries(self.catalog, candidates).values():
                     self._drop(table, entry)
 
     def _is_unchanged(
-        self, places: Mapping[str, Place], gone: Mapping[str, Place], digests: Mapping[str, str]
+        self,
+        catalog_names: Mapping[str, CatalogName],
+        gone: Mapping[str, CatalogName],
+        digests: Mapping[str, str],
     ) -> bool:
         if not digests:
             return not gone
         last = [*digests][-1]
-        entry = read_entries(self.catalog, [places[last]]).get(places[last])
-        return self._is_current(entry, last, _of_all(places, gone, digests))
+        entry = read_entries(self.catalog, [catalog_names[last]]).get(catalog_names[last])
+        return self._is_current(entry, last, _of_all(catalog_names, gone, digests))
 
     def _is_current(self, entry: Registered | None, name: str, digest: str) -> bool:
         return (
@@ -248,23 +259,29 @@ class _Registrar:
     def _compare(
         self,
         states: Mapping[str, TableState],
-        places: Mapping[str, Place],
-        gone: Mapping[str, Place],
+        catalog_names: Mapping[str, CatalogName],
+        gone: Mapping[str, CatalogName],
         digests: Mapping[str, str],
         comments: Comments,
     ) -> None:
-        entries = read_entries(self.catalog, {*places.values(), *gone.values()})
+        entries = read_entries(self.catalog, {*catalog_names.values(), *gone.values()})
         self._each(gone, lambda name: self._drop(name, entries.get(gone[name])))
 
         def register(name: str, digest: str) -> None:
-            self._register(states[name], places[name], entries.get(places[name]), digest, comments)
+            self._register(
+                states[name],
+                catalog_names[name],
+                entries.get(catalog_names[name]),
+                digest,
+                comments,
+            )
 
         if not digests:
             return
         *names, last = digests
         self._each(names, lambda name: register(name, digests[name]))
         is_all = self.failures.keys().isdisjoint({*names, *gone})
-        digest = _of_all(places, gone, digests) if is_all else digests[last]
+        digest = _of_all(catalog_names, gone, digests) if is_all else digests[last]
         self._each([last], lambda name: register(name, digest))
 
     def _each(self, names: Iterable[str], act: Callable[[str], None]) -> None:
@@ -279,7 +296,7 @@ class _Registrar:
     def _register(
         self,
         state: TableState,
-        place: Place,
+        catalog_name: CatalogName,
         current: Registered | None,
         digest: str,
         comments: Comments,
@@ -295,7 +312,7 @@ class _Registrar:
         }
         self._put(
             Registration(
-                *place,
+                *catalog_name,
                 target.uri,
                 columns_of(target.open(), state.table_name, comments),
                 comments.get((state.table_name, None)),
@@ -303,7 +320,7 @@ class _Registrar:
             ),
             current,
         )
-        log.info("table=%s registered as %s", state.table_name, ".".join(place))
+        log.info("table=%s registered as %s", state.table_name, ".".join(catalog_name))
 
     def _put(self, entry: Registration, current: Registered | None) -> None:
         if current is not None:
@@ -323,7 +340,7 @@ class _Registrar:
             self.catalog.drop(current)
             log.info("table=%s removed from the catalog: it isn't published", table)
 
-    def _make_views(self, views: Mapping[str, Place], targets: Collection[str]) -> None:
+    def _make_views(self, views: Mapping[str, CatalogName], targets: Collection[str]) -> None:
         """Let each view read its target as of the newest consistent cut; views of other targets
         go.
         """
@@ -341,7 +358,7 @@ class _Registrar:
         self._each(views, make)
 
     def _make_view(
-        self, table: str, place: Place, version: int, current: Registered | None
+        self, table: str, catalog_name: CatalogName, version: int, current: Registered | None
     ) -> None:
         target = self.job.lake.target(table)
         query = query_at(target, version)
@@ -352,11 +369,11 @@ class _Registrar:
                 return
         marks = _marks(self.job, table, target, digest)
         columns = columns_of(target.open(version), table, {})
-        self._put(Registration(*place, target.uri, columns, None, marks, query), current)
+        self._put(Registration(*catalog_name, target.uri, columns, None, marks, query), current)
 
 
-def _view_of(catalog: Catalog, place: Place) -> Place:
-    return catalog.name_of(f"{place[0]}_cut"), place[1]
+def _view_of(catalog: Catalog, catalog_name: CatalogName) -> CatalogName:
+    return catalog.stored_name(f"{catalog_name[0]}_cut"), catalog_name[1]
 
 
 def is_own(job: Job, entry: Registered) -> bool:
@@ -410,9 +427,11 @@ def _digest(job: Job, state: TableState, comments: Comments) -> str:
 
 
 def _of_all(
-    places: Mapping[str, Place], gone: Mapping[str, Place], digests: Mapping[str, str]
+    catalog_names: Mapping[str, CatalogName],
+    gone: Mapping[str, CatalogName],
+    digests: Mapping[str, str],
 ) -> str:
-    return _hash([sorted(places.items()), sorted(gone.items()), sorted(digests.items())])
+    return _hash([sorted(catalog_names.items()), sorted(gone.items()), sorted(digests.items())])
 
 
 def _hash(value: Any) -> str:
@@ -454,18 +473,20 @@ def judge_catalog(job: Job, planned: Mapping[str, Collection[str]]) -> list[Find
     synced = {name for name, state in latest.items() if state.status == SYNCED}
     try:
         catalog = open_catalog(settings)
-        places = Places.find(catalog, settings, _names(job, synced.union(planned)))
-        entries = read_entries(catalog, {*places.of.values(), *places.views.values()})
+        catalog_names = CatalogNames.find(catalog, settings, _names(job, synced.union(planned)))
+        entries = read_entries(
+            catalog, {*catalog_names.tables.values(), *catalog_names.views.values()}
+        )
     except CatalogUnreachable as err:
         return [warning(f"target.catalog: {err}: tables are registered once it answers")]
     except (CatalogRefused, ConfigError) as err:
         return [problem(f"target.catalog: {err}")]
-    findings = [problem(f"{name}: {err}") for name, err in places.refused.items()]
-    findings += _judge_words(places.of, planned)
-    for name, place in places.of.items():
-        findings += _differences(job, name, place, entries.get(place), name in synced)
-    for name, place in places.views.items():
-        findings += _judge_owner(job, name, entries.get(place))
+    findings = [problem(f"{name}: {err}") for name, err in catalog_names.refusals.items()]
+    findings += _judge_words(catalog_names.tables, planned)
+    for name, catalog_name in catalog_names.tables.items():
+        findings += _differences(job, name, catalog_name, entries.get(catalog_name), name in synced)
+    for name, catalog_name in catalog_names.views.items():
+        findings += _judge_owner(job, name, entries.get(catalog_name))
     return findings
 
 
@@ -478,18 +499,18 @@ def _judge_owner(job: Job, name: str, entry: Registered | None) -> Iterator[Find
 
 
 def _judge_words(
-    places: Mapping[str, Place], planned: Mapping[str, Collection[str]]
+    catalog_names: Mapping[str, CatalogName], planned: Mapping[str, Collection[str]]
 ) -> Iterator[Finding]:
     """Yields a warning that lists the names which readers must quote, if there are any."""
     names = [
         *(
-            f"{'.'.join(place)}"
-            for place in places.values()
-            if not RESERVED_WORDS.isdisjoint(place)
+            f"{'.'.join(catalog_name)}"
+            for catalog_name in catalog_names.values()
+            if not RESERVED_WORDS.isdisjoint(catalog_name)
         ),
         *(
-            f"{'.'.join(place)}.{column}"
-            for name, place in places.items()
+            f"{'.'.join(catalog_name)}.{column}"
+            for name, catalog_name in catalog_names.items()
             for column in planned.get(name, ())
             if column.lower() in RESERVED_WORDS
         ),
@@ -503,13 +524,13 @@ def _judge_words(
 
 
 def _differences(
-    job: Job, name: str, place: Place, entry: Registered | None, is_synced: bool
+    job: Job, name: str, catalog_name: CatalogName, entry: Registered | None, is_synced: bool
 ) -> Iterator[Finding]:
     if entry is None:
         if is_synced:
             yield warning(
-                f"{name} isn't in the catalog as {'.'.join(place)}: the next run registers it, or"
-                " maintenance, if another program removed it"
+                f"{name} isn't in the catalog as {'.'.join(catalog_name)}: the next run registers"
+                " it, or maintenance, if another program removed it"
             )
         return
     if foreign := [*_judge_owner(job, name, entry)]:
@@ -550,8 +571,10 @@ def check_rights(job: Job, planned: Iterable[str]) -> None:
     if settings is None:
         return
     catalog, refusals = open_catalog(settings), []
-    places = Places.find(catalog, settings, _names(job, planned))
-    for schema in sorted({schema for schema, _ in [*places.of.values(), *places.views.values()]}):
+    catalog_names = CatalogNames.find(catalog, settings, _names(job, planned))
+    for schema in sorted(
+        {schema for schema, _ in [*catalog_names.tables.values(), *catalog_names.views.values()]}
+    ):
         try:
             _try_entry(job, catalog, schema)
         except CatalogUnreachable as err:

@@ -83,7 +83,7 @@ class UnityCatalog:
         self._server = host if connection.port is None else f"{host}:{connection.port}"
         self._token, self._catalog = connection.password, catalog
 
-    def name_of(self, name: str) -> str:
+    def stored_name(self, name: str) -> str:
         """Returns the name in lower case, as Databricks stores it."""
         return _RULE.check(name)
 

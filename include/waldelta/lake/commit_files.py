@@ -22,7 +22,7 @@ from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 
 from waldelta.lake.delta_log import Tag
-from waldelta.lake.layout import CHANGE_TYPE, HeldFile, NewFile, log_path
+from waldelta.lake.layout import CHANGE_TYPE, NewFile, TableFile, log_path
 from waldelta.lake.log_copy import CopiedTable
 from waldelta.lake.storage import NO_HOOKS, entry_path, is_local, local_path
 
@@ -47,7 +47,7 @@ class FileChange:
     the table's new metaData action, where the commit changes its columns.
     """
 
-    removed: Sequence[HeldFile]
+    removed: Sequence[TableFile]
     added: Sequence[NewFile]
     changes: Sequence[NewFile] = ()
     changes_data: bool = True

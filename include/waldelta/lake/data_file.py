@@ -34,11 +34,11 @@ from waldelta.lake.delta_log import Overtaken, Tag
 from waldelta.lake.delta_target import DeltaTarget, TargetVersion
 from waldelta.lake.layout import (
     CHANGE_FOLDER,
-    HeldFile,
     Layout,
     NewFile,
     Partition,
     Redefinition,
+    TableFile,
     bounded_columns,
     folder_of,
     redefined_fields,
@@ -409,7 +409,7 @@ def redefined(
 
 def replace_by_rows(
     table: TargetVersion,
-    removed: Sequence[HeldFile],
+    removed: Sequence[TableFile],
     rows: pa.Table,
     tag: Tag,
     rows_per_group: int | None = None,

@@ -33,12 +33,12 @@ from waldelta.lake.commit_files import FileChange, commit_files, creates_entries
 from waldelta.lake.delta_log import Definition, DeltaLog, Overtaken, Tag
 from waldelta.lake.layout import (
     CHANGE_DATA_FEED,
-    HeldFile,
     Layout,
     NewFile,
     Redefinition,
-    held_files,
+    TableFile,
     spark_type,
+    table_files,
 )
 from waldelta.lake.log_copy import CopiedTable, NotCopied, StoredLog
 from waldelta.lake.storage import (
@@ -337,9 +337,9 @@ class TargetVersion:
         return self._once("files", lambda: pa.table(self.table.get_add_actions(flatten=True)))
 
     @property
-    def held_files(self) -> list[HeldFile]:
+    def table_files(self) -> list[TableFile]:
         """The files."""
-        return held_files(self.files)
+        return table_files(self.files)
 
     @property
     def layout(self) -> Layout:
@@ -522,7 +522,7 @@ class TargetVersion:
 
     def replace_files(
         self,
-        removed: Iterable[HeldFile],
+        removed: Iterable[TableFile],
         added: Iterable[NewFile],
         tag: Tag,
         *,

@@ -93,7 +93,7 @@ class NewFile:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldFile:
+class TableFile:
     """A data file of a table; ``path`` is percent-encoded, as the log has it."""
 
     path: str
@@ -102,7 +102,7 @@ class HeldFile:
     partition: Partition = field(default_factory=dict)
 
     @classmethod
-    def of(cls, written: Mapping[str, Any]) -> HeldFile:
+    def of(cls, written: Mapping[str, Any]) -> TableFile:
         """Returns a file that no commit has added yet, as a task describes it."""
         partition = json.loads(written.get("partition") or "{}")
         return cls(log_path(written["path"]), written["size"], written["rows"], partition)
@@ -123,8 +123,8 @@ def log_path(path: str) -> str:
     return quote(path, safe="/=")
 
 
-def held_files(files: pa.Table) -> list[HeldFile]:
-    """Returns the files of ``TargetVersion.files``."""
+def table_files(files: pa.Table) -> list[TableFile]:
+    """Returns the data files that a version's add actions (``TargetVersion.files``) describe."""
     prefix = "partition."
     names = [name for name in files.column_names if name.startswith(prefix)]
     texts = [files[name].cast(pa.string()).to_pylist() for name in names]
@@ -136,7 +136,7 @@ def held_files(files: pa.Table) -> list[HeldFile]:
     )
     columns = (files["path"], files["size_bytes"], files["num_records"].fill_null(ROWS_PER_FILE))
     values = zip(*(column.to_pylist() for column in columns), partitions, strict=True)
-    return [HeldFile(*of_file) for of_file in values]
+    return [TableFile(*of_file) for of_file in values]
 
 
 def empty_value(columns: Sequence[str]) -> EmptyPartitionValue:

@@ -69,7 +69,7 @@ ENVELOPE_SCHEMA = pa.schema(_FIELDS)
 
 
 def _table(is_included: Callable[[MessageKind], bool]) -> NDArray[np.bool_]:
-    """Return, for each first byte, whether it is one of some kinds."""
+    """Returns, for each first byte, whether it is one of some kinds."""
     table = np.zeros(256, np.bool_)
     table[[kind.code for kind in KINDS if is_included(kind)]] = True
     return table
@@ -546,7 +546,7 @@ def _first(mask: Mask) -> int:
 
 
 def _last(rows: Positions, mask: NDArray[np.bool_]) -> Positions:
-    """Return, for each row, the last row up to it where ``mask`` is True, or -1."""
+    """Returns, for each row, the last row up to it where ``mask`` is True, or -1."""
     return np.maximum.accumulate(np.where(mask, rows, -1)) if len(rows) else rows
 
 

@@ -232,13 +232,13 @@ def connection_error(
         )
     for code, kind, remedy in _BY_SQLSTATE:
         if state is not None and state.startswith(code):
-            return kind(f"{where}: {_filled(remedy, reason, parameters)}")
+            return kind(f"{where}: {_fill_remedy(remedy, reason, parameters)}")
     if state is not None:
         answer = _OTHER_ANSWER.format(reason=reason, state=f", SQLSTATE {state}")
         return _with_retry(SourceError(f"{where}: {answer}"), state)
     for words, kind, remedy in _BY_TEXT:
         if words.search(refusal.text):
-            return kind(f"{where}: {_filled(remedy, reason, parameters)}")
+            return kind(f"{where}: {_fill_remedy(remedy, reason, parameters)}")
     if texts.SERVER_ANSWERED.search(refusal.text):
         error = SourceError(f"{where}: {_OTHER_ANSWER.format(reason=reason, state='')}")
         error.retryable = True  # It was refused once, and not the second time.
@@ -256,7 +256,7 @@ def _with_retry(error: SourceError, state: str | None) -> SourceError:
     return error
 
 
-def _filled(remedy: str, reason: str, parameters: Mapping[str, Any]) -> str:
+def _fill_remedy(remedy: str, reason: str, parameters: Mapping[str, Any]) -> str:
     user, database = str(parameters.get("user", "")), str(parameters.get("dbname", ""))
     role = sql_name(user)
     grant = f"grant connect on database {sql_name(database)} to {role}"

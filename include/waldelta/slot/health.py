@@ -245,7 +245,7 @@ def oldest_unread(connection: psycopg.Connection[Any], job: Job, upto: Lsn) -> d
 
 
 def oldest_unapplied(job: Job, states: Sequence[TableState]) -> dict[str, datetime]:
-    """Return, by target, the oldest commit that has landed but isn't applied.
+    """Returns, by target, the oldest commit that has landed but isn't applied.
 
     Targets that can't be read are left out.
     """

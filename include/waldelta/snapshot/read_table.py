@@ -409,7 +409,7 @@ def run_statement(connection: adbc.Connection, statement: str) -> None:
 def snapshot_reader(
     conninfo: str, copy: TableCopy, application_name: str
 ) -> Iterator[adbc.Connection]:
-    """Yields a connection, and raise the driver's errors as named ones, in one line and without
+    """Yields a connection; raises the driver's errors as named ones, in one line and without
     credentials.
 
     Raises SessionAltered after use, when a function of the database has changed how the session

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from waldelta.arrow import Bools
     from waldelta.changes.merge.mode_target import ModeTarget
-    from waldelta.target_modes.target_mode import Column, IsWanted
+    from waldelta.target_modes.target_mode import Column, KeyTest
 
 # The operation, its place in the stream, its transaction, the key before it, and the columns whose
 # values are unknown.
@@ -48,7 +48,7 @@ class Changelog(TargetMode):
         return values | ({BEFORE: target.old_keys(rows, BEFORE)} if target.key else {})
 
     def check_stored_key(self, table: str, schema: pa.Schema, key: Sequence[str]) -> None:
-        """Raise ModeRefused where the struct of the key before a change has other fields."""
+        """Raise ModeRefused when the column of old keys has other fields than the key."""
         at = schema.get_field_index(BEFORE)
         fields = [] if at < 0 else [field.name for field in schema.field(at).type]
         if {*fields} != {*key}:
@@ -58,12 +58,12 @@ class Changelog(TargetMode):
                 " key: move its folder away and sync it again"
             )
 
-    def may_be_current(self, rows: pa.Table, is_wanted: IsWanted) -> Bools:
+    def may_be_current(self, rows: pa.Table, has_key: KeyTest) -> Bools:
         """Returns which changes left or moved rows of the wanted keys, or removed all rows."""
         import pyarrow.compute as pc
 
         truncates: Bools = pc.equal(rows[OP], "truncate").fill_null(False).to_numpy()
-        return truncates | is_wanted(rows) | is_wanted(_old_keys(rows))
+        return truncates | has_key(rows) | has_key(_old_keys(rows))
 
     def choose_current(self, rows: pa.Table, target: ModeTarget) -> pa.Table:
         """Returns the last change of each key, where that left a row."""

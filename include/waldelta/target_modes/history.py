@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from waldelta.arrow import Bools
     from waldelta.changes.merge.mode_target import ModeTarget
-    from waldelta.target_modes.target_mode import Column, IsWanted
+    from waldelta.target_modes.target_mode import Column, KeyTest
 
 # From when and until when the row was valid, by commit time and by commit position; open rows have
 # no end.
@@ -63,10 +63,10 @@ class History(TargetMode):
 
         return pc.less(current[VALID_FROM_LSN], lsn).fill_null(True)
 
-    def may_be_current(self, rows: pa.Table, is_wanted: IsWanted) -> Bools:
+    def may_be_current(self, rows: pa.Table, has_key: KeyTest) -> Bools:
         """Returns which rows are open states of the wanted keys."""
         is_open: Bools = rows[VALID_TO_LSN].is_null().to_numpy()
-        return is_open & is_wanted(rows)
+        return is_open & has_key(rows)
 
 
 HISTORY = History(

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from waldelta.arrow import Bools
     from waldelta.changes.merge.mode_target import ModeTarget
-    from waldelta.target_modes.target_mode import Column, IsWanted
+    from waldelta.target_modes.target_mode import Column, KeyTest
 
 # Whether and when the source deleted the row.
 DELETED, DELETED_AT = "_wd_deleted", "_wd_deleted_at"
@@ -58,12 +58,12 @@ class SoftDelete(TargetMode):
         last = f"t.{LSN} = greatest(t.{LSN}, {lsn:d}), t.{COMMIT_TS} = {at}"
         return [f"not t.{DELETED} then update set {last}, {marks}"]
 
-    def may_be_current(self, rows: pa.Table, is_wanted: IsWanted) -> Bools:
+    def may_be_current(self, rows: pa.Table, has_key: KeyTest) -> Bools:
         """Returns which rows of the wanted keys aren't marked as deleted."""
         import pyarrow.compute as pc
 
         is_live: Bools = pc.equal(rows[DELETED], False).fill_null(False).to_numpy()
-        return is_live & is_wanted(rows)
+        return is_live & has_key(rows)
 
 
 SOFT_DELETE = SoftDelete(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     Column: TypeAlias = pa.ChunkedArray[Any]
     # Of rows with the target's key columns: which have a wanted key.
-    IsWanted: TypeAlias = Callable[[pa.Table], Bools]
+    KeyTest: TypeAlias = Callable[[pa.Table], Bools]
 
 # Columns of staged states: until when one was valid; null while it is.
 TO_LSN, TO_TS = "to_lsn", "to_ts"
@@ -177,15 +177,16 @@ class TargetMode:
         """Returns which of the rows that end there stay."""
         return lsn.is_valid()
 
-    def may_be_current(self, rows: pa.Table, is_wanted: IsWanted) -> Bools:
-        """Returns which rows of the target decide what the current rows of some keys are.
+    def may_be_current(self, rows: pa.Table, has_key: KeyTest) -> Bools:
+        """Returns which rows of the target choose_current() needs to find the current rows of some
+        keys.
 
-        ``is_wanted`` returns which rows have such a key.
+        ``has_key`` returns which rows have one of these keys.
         """
         raise NotImplementedError
 
     def choose_current(self, rows: pa.Table, target: ModeTarget) -> pa.Table:  # noqa: ARG002
-        """Returns the current rows among rows of which may_be_current() is true."""
+        """Returns the current rows among the rows that may_be_current() selects."""
         return rows
 
     def live_query(self, columns: Sequence[str], key: Sequence[str]) -> str:  # noqa: ARG002

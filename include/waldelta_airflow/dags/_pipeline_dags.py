@@ -283,7 +283,7 @@ def _copies(
 def _reconcile(job: _Job) -> DAG:
     """Returns the reconcile DAG, outside of the slot's pool, as for a resync.
 
-    CDC runs continue during it, and it lands a little itself.
+    CDC runs continue during the reconciliation, which lands pending changes itself.
     """
     params = {
         "tables": _listed("tables to compare, as schema.table; empty: all that get changes"),
@@ -522,12 +522,12 @@ def _facts(pipeline: PipelineFile, path: str) -> Iterator[str]:
     yield f"| pool | `{pipeline.pool}` (one slot; without the pool, tasks wait forever) |"
     for publication in pipeline.source.publications:
         # Names may have any characters.
-        published = visible(" ".join("<br>".join(_published(publication)).split()))
+        published = visible(" ".join("<br>".join(_publication_lines(publication)).split()))
         escaped = published.replace("|", "\\|")
         yield f"| publication `{publication.name}` | {escaped} |"
 
 
-def _published(publication: Publication) -> Iterator[str]:
+def _publication_lines(publication: Publication) -> Iterator[str]:
     yield ", ".join(publication.publish)
     if publication.all_tables:
         yield "all tables"

@@ -156,8 +156,9 @@ def row_bars(runs: Sequence[TableChanges]) -> Iterator[Bar]:
 def lag_chart(
     points: Sequence[Point], upto: datetime | None = None, at: datetime | None = None
 ) -> dict[str, Any]:
-    """Returns the lag before each run; then that ``at`` a time, of a lake that is complete up to
-    ``upto``.
+    """Returns a chart of the lag before each run, and of the current lag.
+
+    The current lag is the time from ``upto``, up to which the lake is complete, until ``at``.
     """
     if at is not None and (behind := Lag.since(upto, at).seconds) is not None:
         points = (*points, Point(at, behind))

@@ -74,7 +74,9 @@ class Situation:
         return any(self._stops(item, upto) for item in self.attention)
 
     def of_table(self, line: TableLine) -> Situation:
-        """Returns what is about a table: its own, and what stops all tables or their comparison."""
+        """Returns the situation of one table: the items about the table, and those that stop all
+        tables or their comparison.
+        """
         of_all = [
             item
             for item in self.attention

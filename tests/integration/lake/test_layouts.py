@@ -18,7 +18,7 @@ from waldelta.changes.merge.target_table import replace_target
 from waldelta.errors import PreflightFailed
 from waldelta.lake import DeltaTarget, Lake, Tag
 from waldelta.lake.data_file import CODEC
-from waldelta.lake.layout import HeldFile
+from waldelta.lake.layout import TableFile
 from waldelta.spark import OnSpark
 from waldelta.stages.maintain import maintain
 
@@ -119,7 +119,7 @@ def test_maintenance_that_is_killed_continues(runner, table, lake, monkeypatch):
 
     copied_pipeline(runner, laid_out(table, lake))
     pipeline = laid_out(table, lake, partition_by=["day"])
-    uri, opened, open_file = pipeline.target_path("public.t"), [], HeldFile.open
+    uri, opened, open_file = pipeline.target_path("public.t"), [], TableFile.open
     with monkeypatch.context() as patch:
         patch.setattr(divide, "fault_point", kill)
         with pytest.raises(KeyboardInterrupt):
@@ -131,7 +131,7 @@ def test_maintenance_that_is_killed_continues(runner, table, lake, monkeypatch):
     check(runner, table, pipeline, "killed")
     (new,) = {*DeltaTable(uri).file_uris()} - former
     monkeypatch.setattr(
-        HeldFile, "open", lambda file, *where: opened.append(file.path) or open_file(file, *where)
+        TableFile, "open", lambda file, *where: opened.append(file.path) or open_file(file, *where)
     )
     pipeline.maintain(runner)
     assert DeltaTable(uri).metadata().partition_columns == ["day"]

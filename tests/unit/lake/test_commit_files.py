@@ -44,7 +44,7 @@ def update(table, tag=TAG) -> int:
     parts = {"update_preimage": rows({2: "b"}), "update_postimage": rows({2: "😀"})}
     after, layout = rows({1: "a", 2: "😀"}), table.layout
     added, shown = write(table, layout, after), write(table, layout.of_changes, changed_rows(parts))
-    return table.replace_files(table.held_files, added, tag, changes=shown)
+    return table.replace_files(table.table_files, added, tag, changes=shown)
 
 
 def write(table, layout, rows) -> list[NewFile]:
@@ -111,7 +111,7 @@ def test_a_file_is_removed_by_its_path_in_the_log(target):
     (folder / "_delta_log" / f"{2:020d}.json").write_text(json.dumps({"add": add}))
     table = target.open()
     assert len(table.dataset().to_table()) == 3
-    replace_by_rows(table, table.held_files, rows({5: "e"}), TAG)
+    replace_by_rows(table, table.table_files, rows({5: "e"}), TAG)
     assert target.open().dataset().to_table()["id"].to_pylist() == [5]
 
 
@@ -124,8 +124,8 @@ def test_only_tables_whose_features_are_implemented_are_written(target):
 def test_removed_files_have_what_spark_needs_to_read_changes(target):
     """Else it refuses a version without files of changed rows (extended file metadata)."""
     table = target.open()
-    (size,) = (file.bytes for file in table.held_files)
-    table.replace_files(table.held_files, [], TAG)
+    (size,) = (file.bytes for file in table.table_files)
+    table.replace_files(table.table_files, [], TAG)
     lines = map(json.loads, target.log.read(2).lines)
     (removed,) = (line["remove"] for line in lines if "remove" in line)
     assert (removed["extendedFileMetadata"], removed["size"]) == (True, size)

@@ -32,11 +32,11 @@ def ids(target) -> list[int]:
 
 
 def rows(table, tag=TAG, *, appends=True) -> int:
-    return replace_by_rows(table, [] if appends else table.held_files, ROWS, tag)
+    return replace_by_rows(table, [] if appends else table.table_files, ROWS, tag)
 
 
 def no_files(table, tag=TAG) -> int:
-    return table.replace_files(table.held_files, [], tag)
+    return table.replace_files(table.table_files, [], tag)
 
 
 @pytest.mark.parametrize(("write", "left"), [(rows, [1, 1, 2, 2]), (no_files, [])])

@@ -19,7 +19,7 @@ from obstore.store import MemoryStore
 from waldelta.lake import Lake, TargetVersion, log_copy
 from waldelta.lake.commit_files import FileChange, commit_files
 from waldelta.lake.delta_log import DeltaLog, Tag
-from waldelta.lake.layout import HeldFile, NewFile
+from waldelta.lake.layout import NewFile, TableFile
 from waldelta.lake.log_copy import CopiedTable, KnownLogs, NotCopied, StoredLog
 from waldelta.lake.object_store import ObjectStore, requests_made
 from waldelta.lake.storage import NO_HOOKS
@@ -424,7 +424,7 @@ def test_a_table_whose_copy_is_removed_isnt_handed_out(log):
 def test_a_commit_of_files_is_one_request(log):
     """It names files that are in the store already, also those of changed rows."""
     table, late = opened(log), opened(another(log))
-    removed = [HeldFile(path, 1) for path in log_copy.file_paths(table)[:1]]
+    removed = [TableFile(path, 1) for path in log_copy.file_paths(table)[:1]]
     files = FileChange(removed, [], changes=[NewFile("_change_data/part-1.parquet", 1, "")])
     with Counted() as commit:
         commit_files(table, "s3://bucket/lake/t", files, Tag("app", 1, "{}"))

@@ -195,7 +195,7 @@ class Chains:
         self.is_last[:-1] = self.is_first[1:]
 
     def _parents(self) -> Ints:
-        """Return, for each event, the event that left the row it changes, or the chain's Root."""
+        """Returns, for each event, the event that left the row it changes, or the chain's Root."""
         previous = np.full(len(self.touch_event), -1, np.int64)
         previous[1:] = self.touch_event[:-1]
         previous[self.is_first] = -1

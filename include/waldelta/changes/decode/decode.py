@@ -372,7 +372,7 @@ def _new_value(rows: Rows, plan: DecodePlan, described: _Described, i: int) -> p
     if i == plan.relid or i in plan.numbering.identity:
         return _identity_value(rows, plan, described, i, _new_key)
     at = described.positions[i]
-    return _filled(plan.fills[i], len(rows)) if at is None else rows.new[at]
+    return _repeat(plan.fills[i], len(rows)) if at is None else rows.new[at]
 
 
 def _identity_value(
@@ -384,7 +384,7 @@ def _identity_value(
 ) -> pa.Array:
     relation, positions = described.relation, described.positions
     if i == plan.relid:
-        return _filled(str(relation.relation_id).encode(), len(rows))
+        return _repeat(str(relation.relation_id).encode(), len(rows))
     at = positions[i]
     if at is not None:
         return read(rows, at)
@@ -395,10 +395,10 @@ def _identity_value(
             "a change lacks its key, because the table's replica identity was changed: sync the"
             " table again"
         )
-    return _filled(plan.fills[i], len(rows))
+    return _repeat(plan.fills[i], len(rows))
 
 
-def _filled(value: bytes | None, count: int) -> pa.Array:
+def _repeat(value: bytes | None, count: int) -> pa.Array:
     return (
         pa.nulls(count, pa.binary())
         if value is None

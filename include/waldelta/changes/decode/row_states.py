@@ -182,7 +182,7 @@ def _times(events: pa.Table, unfolding: Unfolding) -> tuple[Ints, Ints]:
 
 
 def _ends(chains: Chains, era: Ints, *when: tuple[Ints, Ints]) -> tuple[Ints, ...]:
-    """Return, by each measure, when the row that an event produced was changed or removed.
+    """Returns, by each measure, when the row that an event produced was changed or removed.
 
     A measure is given for the events and the TRUNCATEs. -1: the row still is as the event left it.
     """

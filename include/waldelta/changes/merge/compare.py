@@ -35,7 +35,7 @@ from waldelta.changes.stage.net_files import (
 )
 from waldelta.lake import Lake, TargetVersion
 from waldelta.lake.data_file import shared_order
-from waldelta.lake.layout import HeldFile, held_files
+from waldelta.lake.layout import TableFile, table_files
 from waldelta.lake.storage import is_within
 from waldelta.spark import Runner
 from waldelta.spark.runner import shares
@@ -52,9 +52,9 @@ _COMPARED = pa.schema(
 
 
 @dataclass(frozen=True, slots=True)
-class HeldRows:
-    """Rows in data files of one folder; ``entries`` lists the files as ``TargetVersion.files``
-    does.
+class FileRows:
+    """Rows in data files of one folder; ``entries`` are the files' add actions, as in
+    ``TargetVersion.files``.
     """
 
     lake: Lake
@@ -63,7 +63,7 @@ class HeldRows:
     entries: pa.Table
 
     @classmethod
-    def of(cls, table: TargetVersion, net_columns: NetColumns) -> HeldRows | None:
+    def of(cls, table: TargetVersion, net_columns: NetColumns) -> FileRows | None:
         """Returns the rows of a target; None when only Spark can read them, or write the
         columns.
         """
@@ -75,7 +75,7 @@ class HeldRows:
         return cls(place.lake, place.uri, table.schema, entries)
 
     @classmethod
-    def of_folder(cls, folder: str, lake: Lake) -> HeldRows:
+    def of_folder(cls, folder: str, lake: Lake) -> FileRows:
         """Returns the rows that are staged in a folder."""
         staged = NetFiles.of(folder, lake)
         columns = {
@@ -86,18 +86,18 @@ class HeldRows:
         return cls(lake, folder, staged.schema, pa.table(columns))
 
     @property
-    def files(self) -> list[HeldFile]:
-        """The files."""
-        return held_files(self.entries)
+    def files(self) -> list[TableFile]:
+        """The files that ``entries`` lists."""
+        return table_files(self.entries)
 
-    def files_with(self, names: Sequence[str], keys: Sequence[pa.ChunkedArray]) -> list[HeldFile]:
+    def files_with(self, names: Sequence[str], keys: Sequence[pa.ChunkedArray]) -> list[TableFile]:
         """Returns the files that may have a row with one of these keys.
 
         ``keys`` has the values of the columns ``names``.
         """
         return [*compress(self.files, may_hold(self.entries, names, keys))]
 
-    def open(self, file: HeldFile) -> ds.Dataset:
+    def open(self, file: TableFile) -> ds.Dataset:
         """Returns the rows of one file."""
         return file.open(self.lake, self.uri, self.schema)
 
@@ -125,7 +125,7 @@ class Comparison:
     """
 
     net: NetFiles
-    held: HeldRows
+    held: FileRows
     net_columns: NetColumns
     kinds: Mapping[str, TargetType]
     extra: str | None = None
@@ -159,7 +159,7 @@ class Comparison:
             return np.ones(count, np.bool_)
         return np.asarray(pc.equal(self.net.read(["action"])["action"], ACTION_UPSERT))
 
-    def _share(self, shares_of_files: Sequence[Sequence[HeldFile]], number: int) -> pa.Table:
+    def _share(self, shares_of_files: Sequence[Sequence[TableFile]], number: int) -> pa.Table:
         """Compare the rows of a share of the files, as a task."""
         share, staged = shares_of_files[number], self.net.read(self.net_columns.bases)
         columns = self.net_columns.key_names
@@ -173,7 +173,7 @@ class Comparison:
         row = [packed(matched)], [packed(unlike)], [extra], [bool((hits[upserts] > 1).any())]
         return pa.table(list(row), schema=_COMPARED)
 
-    def _unlike(self, share: Sequence[HeldFile], of_row: Ints, matched: Bools) -> Bools:
+    def _unlike(self, share: Sequence[TableFile], of_row: Ints, matched: Bools) -> Bools:
         """Returns which of the matched staged rows differ from a row of these files.
 
         Rows that are too large to compare in memory count as different.

@@ -24,7 +24,7 @@ from waldelta.errors import EmptyPartitionValue
 from waldelta.failpoints import fault_point
 from waldelta.lake import DeltaTarget, Tag, TargetVersion, remove_folder
 from waldelta.lake.data_file import DataFiles, new_prefix
-from waldelta.lake.layout import HeldFile, Layout, NewFile, Redefinition, statistics_within
+from waldelta.lake.layout import Layout, NewFile, Redefinition, TableFile, statistics_within
 from waldelta.lake.staging_leftovers import division_folder, read_records, write_record
 from waldelta.lake.storage import sync_files
 from waldelta.spark import Runner
@@ -53,7 +53,7 @@ class _Records:
     def _origin(self) -> list[str]:
         return [*self.layout.partition_by, self.layout.schema.to_string()]
 
-    def write(self, former: Sequence[HeldFile], files: Sequence[NewFile]) -> str:
+    def write(self, former: Sequence[TableFile], files: Sequence[NewFile]) -> str:
         """Record files that a task has written, once they are durable; returns the record."""
         sync_files(self.place.uri, [file.path for file in files])
         record = {
@@ -87,7 +87,7 @@ class _Records:
 
 
 def write_again(
-    place: DeltaTarget, layout: Layout, files: Sequence[HeldFile], prefix: str
+    place: DeltaTarget, layout: Layout, files: Sequence[TableFile], prefix: str
 ) -> list[NewFile]:
     """Write the rows of a table's files into as few as a layout fills."""
     with DataFiles(place.files, layout, prefix) as new:
@@ -120,8 +120,8 @@ class Division:
         """
         records = self._records
         place, layout = self.table.place, records.layout
-        new = records.read({file.path for file in self.table.held_files})
-        parts = shares([file for file in self.table.held_files if file.path not in new])
+        new = records.read({file.path for file in self.table.table_files})
+        parts = shares([file for file in self.table.table_files if file.path not in new])
 
         def write(number: int) -> pa.Table:
             written = write_again(place, layout, parts[number], new_prefix())
@@ -147,7 +147,7 @@ class Division:
             partitionColumns=[*self.partition_by], configuration={**properties, **statistics}
         )
         divided = Redefinition(records.layout, definition)
-        table.replace_files(table.held_files, added, tag, changes_data=False, redefinition=divided)
+        table.replace_files(table.table_files, added, tag, changes_data=False, redefinition=divided)
         remove_folder(records.folder)
         by = ", ".join(self.partition_by) or "no column"
         log.info("table=%s is divided by %s", self.table_name, by)

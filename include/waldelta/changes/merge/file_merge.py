@@ -36,7 +36,7 @@ from waldelta.changes.decode.collapse import (
     net_changes,
 )
 from waldelta.changes.decode.target_plan import TargetPlan
-from waldelta.changes.merge.compare import HeldRows
+from waldelta.changes.merge.compare import FileRows
 from waldelta.changes.merge.rows import (
     MergedRows,
     are_new,
@@ -75,7 +75,7 @@ from waldelta.lake import (
 )
 from waldelta.lake.data_file import NEW_FILES, DataFiles, discard, new_prefix
 from waldelta.lake.driver_limits import MOST_DRIVER_ROWS
-from waldelta.lake.layout import HeldFile, Layout, NewFile
+from waldelta.lake.layout import Layout, NewFile, TableFile
 from waldelta.metadata_columns import RAW
 from waldelta.pipeline import Job
 from waldelta.spark import Runner
@@ -152,7 +152,7 @@ class _Tasks:
         """The number of net changes."""
         return sum(self.net.rows)
 
-    def open(self, file: HeldFile) -> ds.Dataset:
+    def open(self, file: TableFile) -> ds.Dataset:
         """Returns the rows of one of its files, in memory where the target is small."""
         if (table := self.loaded.get(file.path)) is None:
             rows = file.open(self.table.lake, self.table.uri, self.schema)
@@ -163,7 +163,7 @@ class _Tasks:
             self.loaded[file.path] = table
         return ds.dataset(table)
 
-    def _has_ending(self, file: HeldFile) -> bool:
+    def _has_ending(self, file: TableFile) -> bool:
         """Returns whether a file may have rows that end without being named by a net change."""
         if self.ending is None:
             return False
@@ -195,7 +195,7 @@ class _Tasks:
                 for file in written.close()
             ]
 
-    def rewrite(self, share: Sequence[HeldFile]) -> pa.Table:
+    def rewrite(self, share: Sequence[TableFile]) -> pa.Table:
         """Rewrite the files of a share that have a row of the net changes."""
         if not self.net_columns.numbering.key:  # All changes are new rows.
             return self.rewrite_taken(share, {})
@@ -209,7 +209,7 @@ class _Tasks:
         return self._rewrite_matched(share, of_files)
 
     def rewrite_taken(
-        self, share: Sequence[HeldFile], places: Mapping[str, tuple[Ints, Ints]]
+        self, share: Sequence[TableFile], places: Mapping[str, tuple[Ints, Ints]]
     ) -> pa.Table:
         """Rewrite the files of a share.
 
@@ -223,7 +223,7 @@ class _Tasks:
             of_files[-1][rows] = numbers
         return self._rewrite_matched(share, of_files)
 
-    def _rewrite_matched(self, share: Sequence[HeldFile], of_files: Sequence[Ints]) -> pa.Table:
+    def _rewrite_matched(self, share: Sequence[TableFile], of_files: Sequence[Ints]) -> pa.Table:
         """Rewrite files by the net change of each of their rows (-1: none).
 
         Returns what it did, and which changes it applied.
@@ -252,7 +252,7 @@ class _Tasks:
         return pa.Table.from_pylist(answers, MERGED)
 
     def _are_rewritten(
-        self, share: Sequence[HeldFile], of_files: Sequence[Ints], *, adds: bool
+        self, share: Sequence[TableFile], of_files: Sequence[Ints], *, adds: bool
     ) -> list[bool]:
         """Returns which files are rewritten: those with rows that change.
 
@@ -272,7 +272,7 @@ class _Tasks:
         return [part in changed for part in parts]
 
     def _rewrite_as_one(
-        self, files: Sequence[HeldFile], changes: pa.Table, of_row: Ints, added: Ints
+        self, files: Sequence[TableFile], changes: pa.Table, of_row: Ints, added: Ints
     ) -> list[dict[str, Any]]:
         answers, begin = [_rows_of(removed=file.path) for file in files], 0
         rows_of_files = chain.from_iterable(batches(self.open(file)) for file in files)
@@ -300,7 +300,7 @@ class _Tasks:
                 write(MergedRows(nothing, part, _NOWHERE, new, self.net_columns))
         return pa.Table.from_pylist(answers, MERGED)
 
-    def find(self, first: int, share: Sequence[HeldFile]) -> pa.Table:
+    def find(self, first: int, share: Sequence[TableFile]) -> pa.Table:
         """Search files, which are numbered from ``first``, for rows that equal removed ones.
 
         Returns four numbers of each: its file, its place in the file, and the first removed row
@@ -393,7 +393,7 @@ def _merge(
     if table.committed(tag.app_id) >= tag.batch:
         return tag  # Delta skips a repeated MERGE in the same way.
     net = NetFiles.of(changes.folder, target.lake)
-    target_rows = HeldRows.of(table, changes.net_columns)
+    target_rows = FileRows.of(table, changes.net_columns)
     count = sum(net.rows)
     if target_rows is None or count != net_changes(tag.counts) or count > MOST_NET_ROWS:
         return None
@@ -430,13 +430,13 @@ def _merged(merge: _Merge, table: TargetVersion, tag: CommitTag, fence: Fence) -
 class _Merge:
     """A merge in progress: the files it removes and adds, and its numbers of changed rows."""
 
-    def __init__(self, run: Run, tasks: _Tasks, target_rows: HeldRows) -> None:
+    def __init__(self, run: Run, tasks: _Tasks, target_rows: FileRows) -> None:
         self._run, self._tasks, self._target_rows = run, tasks, target_rows
         self._keys = tasks.net.read(["action", *tasks.net_columns.bases])
         self._applied = np.zeros(len(self._keys), np.bool_)
         self.added: list[NewFile] = []
         self.changes: list[NewFile] = []
-        self.removed: list[HeldFile] = target_rows.files if tasks.changes.is_truncated else []
+        self.removed: list[TableFile] = target_rows.files if tasks.changes.is_truncated else []
         self.counts = dict.fromkeys(_COUNTS, 0)
 
     def rewrite(self) -> bool:
@@ -445,7 +445,7 @@ class _Merge:
         """
         return self._rewritten(self._touched(), self._tasks.rewrite)
 
-    def _shares(self, files: list[HeldFile]) -> list[list[HeldFile]]:
+    def _shares(self, files: list[TableFile]) -> list[list[TableFile]]:
         if self._tasks.is_small:
             return [files] if files else []
         # A task reads at least half as many rows as there are net changes, because it reads all of
@@ -453,7 +453,7 @@ class _Merge:
         return shares(files, self._tasks.count // 2)
 
     def _rewritten(
-        self, files: list[HeldFile], rewrite: Callable[[Sequence[HeldFile]], pa.Table]
+        self, files: list[TableFile], rewrite: Callable[[Sequence[TableFile]], pa.Table]
     ) -> bool:
         parts, by_path = self._shares(files), {file.path: file for file in files}
         answers = self._run(len(parts), MERGED, lambda number: rewrite(parts[number]))
@@ -485,7 +485,7 @@ class _Merge:
         for name in _COUNTS:
             self.counts[name] += row[name]
 
-    def _touched(self) -> list[HeldFile]:
+    def _touched(self) -> list[TableFile]:
         """Returns the files that may have a row of the net changes, or all of a small target."""
         tasks, net_columns, files = self._tasks, self._tasks.net_columns, self._target_rows.files
         if tasks.changes.is_truncated:
@@ -521,7 +521,7 @@ class _DuplicatesMerge(_Merge):
         return self._rewritten(rewritten, lambda share: tasks.rewrite_taken(share, places))
 
     def _taken(
-        self, files: Sequence[HeldFile], answers: Sequence[Any]
+        self, files: Sequence[TableFile], answers: Sequence[Any]
     ) -> dict[str, tuple[Ints, Ints]]:
         """Returns the places of the rows that are taken by file, and the changes that take them."""
         matches = np.concatenate(
@@ -538,7 +538,7 @@ class _DuplicatesMerge(_Merge):
             if places.any()
         }
 
-    def _searched(self) -> list[HeldFile]:
+    def _searched(self) -> list[TableFile]:
         """Returns the files that may have a row that equals an old one.
 
         Bounds of a column tell where equal values are always written alike.

@@ -33,13 +33,13 @@ from waldelta.changes.decode.collapse import (
 )
 from waldelta.changes.decode.row_states import Truncation
 from waldelta.changes.decode.target_plan import TargetPlan
-from waldelta.changes.merge.compare import HeldRows, hashable
+from waldelta.changes.merge.compare import FileRows, hashable
 from waldelta.changes.merge.rows import combined_raw, has_action, match_keys
 from waldelta.changes.merge.statements import NetColumns
 from waldelta.changes.stage.net_files import NetFiles, batches, parts_at_once
 from waldelta.changes.stage.stage import Ending, Staged
 from waldelta.lake import DeltaTarget, remove_folder, write_parquet
-from waldelta.lake.layout import HeldFile
+from waldelta.lake.layout import TableFile
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
 from waldelta.pipeline import Job
 from waldelta.spark import Runner
@@ -429,7 +429,7 @@ class _Lookup:
         target, is_log = self.target, self.target.mode.fold.has_changes
         if not target.key or not (self.lacks_values if is_log else self._has_ends):
             return self._nothing
-        target_rows = HeldRows.of(self.place.open(), target.net_columns)
+        target_rows = FileRows.of(self.place.open(), target.net_columns)
         if target_rows is None:
             return self._stage_join(runner)
         return self._stage_matches(runner, target_rows)
@@ -456,7 +456,7 @@ class _Lookup:
         """Returns the keys of the row versions."""
         return self.target.keys_of(self.versions.read(self._bases), self._bases)
 
-    def _stage_matches(self, runner: Runner, target_rows: HeldRows) -> NetFiles:
+    def _stage_matches(self, runner: Runner, target_rows: FileRows) -> NetFiles:
         target, current = self.target, target_rows.files
         # A change that moved a row is in the range of its new key.
         if not target.mode.fold.has_changes:
@@ -471,7 +471,7 @@ class _Lookup:
             return self._nothing
         return NetFiles.of(self._folder, self.versions.lake)
 
-    def _find(self, share: Sequence[HeldFile], columns: Sequence[str], number: int) -> pa.Table:
+    def _find(self, share: Sequence[TableFile], columns: Sequence[str], number: int) -> pa.Table:
         """Stage the current rows of some of the target's files (run as a task)."""
         place, keys = self.place, self.keys()
         opened = [file.open(place.lake, place.uri, self.target.schema) for file in share]

@@ -71,7 +71,7 @@ def reshape_small(
     if rows is None:
         return False
     try:
-        replace_by_rows(table, table.held_files, rows, tag, redefinition=redefinition)
+        replace_by_rows(table, table.table_files, rows, tag, redefinition=redefinition)
     except Overtaken as err:  # After any other error, the commit may exist.
         log.info("Spark rewrites %s, since the driver can't: %s", target.uri, without_values(err))
         return False

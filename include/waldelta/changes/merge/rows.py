@@ -45,7 +45,7 @@ from waldelta.types.hstore import Hstore
 
 
 def match(held: pa.Table, net: pa.Table, net_columns: NetColumns) -> Ints:
-    """Return, for each row of the target, the net change of its key; -1 for none.
+    """Returns, for each row of the target, the net change of its key; -1 for none.
 
     Both tables need only their key columns.
     """
@@ -57,7 +57,7 @@ def match(held: pa.Table, net: pa.Table, net_columns: NetColumns) -> Ints:
 
 
 def match_keys(rows: Sequence[pa.ChunkedArray], keys: Sequence[pa.ChunkedArray]) -> Ints:
-    """Return, for each row by the columns of its key, the place of that key among ``keys``; -1 for
+    """Returns, for each row by the columns of its key, the place of that key among ``keys``; -1 for
     none.
     """
     pairs = list(zip(rows, keys, strict=True))

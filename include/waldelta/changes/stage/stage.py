@@ -250,11 +250,11 @@ class Staged:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What a TRUNCATE makes of rows of a target that keeps them, or of a leaf, unless a net
-    change names them.
+    """Ends the target's rows that a TRUNCATE affects and no net change names.
 
-    ``are_current`` returns which rows it ends, and reads only ``columns`` of them. ``end`` returns
-    the updates and deletes of such rows. ``clauses`` says the same to a MERGE.
+    The TRUNCATE is of one leaf, or the target's mode keeps deleted rows. ``are_current`` returns
+    which rows end, and reads only ``columns`` of them. ``end`` returns the updates and deletes of
+    such rows. ``clauses`` are the same as clauses of a MERGE.
     """
 
     columns: Sequence[str]

@@ -434,7 +434,7 @@ def _keep(rows: Sequence[Reconciliation], oldest: datetime) -> list[bool]:
 def last_answers(
     rows: Iterable[Reconciliation],
 ) -> tuple[dict[str, Reconciliation], dict[str, Reconciliation]]:
-    """Return, by table, the last result and the last attempt since that had none.
+    """Returns, by table, the last result and the last attempt since that had none.
 
     Without any result, it is the last row. A target that differed still does when another
     comparison failed. ``rows`` are in their order.
@@ -454,7 +454,7 @@ def last_answers(
 
 
 def last_whole(rows: Iterable[Reconciliation]) -> dict[str, Reconciliation]:
-    """Return, by table, the last result for which no column was left out; ``rows`` are in their
+    """Returns, by table, the last result for which no column was left out; ``rows`` are in their
     order.
     """
     return {

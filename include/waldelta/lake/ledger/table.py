@@ -33,7 +33,7 @@ from waldelta.lake.delta_log import Tag
 from waldelta.lake.delta_target import DeltaTarget, TargetVersion
 from waldelta.lake.fence import UNFENCED, Fence
 from waldelta.lake.lake import Lake
-from waldelta.lake.layout import HeldFile
+from waldelta.lake.layout import TableFile
 from waldelta.lake.ledger.records import R, rows_of, schema_of, values_of
 from waldelta.lake.object_store import store_folder
 from waldelta.lake.storage import is_local
@@ -341,7 +341,7 @@ class LedgerTable(Generic[R]):
         The rows of the append are durable already, so a failure is only logged; a later append
         compacts.
         """
-        files = table.held_files
+        files = table.table_files
         small = [file for file in files if file.bytes < _SMALL_BYTES]
         to_compact = files if len(files) > _MOST_FILES else small
         if len(to_compact) <= (self._kind.most_files if is_local(self.uri) else _MOST_IN_STORE):
@@ -351,7 +351,7 @@ class LedgerTable(Generic[R]):
         except (DeltaError, OSError, pa.ArrowException) as err:
             log.info("%s not compacted: %s", self.uri, err)
 
-    def _compact(self, table: TargetVersion, files: Sequence[HeldFile]) -> None:
+    def _compact(self, table: TargetVersion, files: Sequence[TableFile]) -> None:
         """Write files as one; raises Overtaken when another run commits at the same
         time.
 
@@ -461,7 +461,7 @@ def _names(schema: pa.Schema, columns: Sequence[str]) -> list[str]:
 def _read_few(table: TargetVersion) -> pa.Table | None:
     """Returns all rows, oldest first; None where they are many."""
     many = (pc.sum(table.files["num_records"]).as_py() or 0) > _SMALL_ROWS
-    return None if many else read_files(table, table.held_files)
+    return None if many else read_files(table, table.table_files)
 
 
 def _may_have(actions: pa.Table, bounds: ds.Dataset, where: pc.Expression) -> pa.Table:
@@ -499,7 +499,7 @@ def _within(texts: Sequence[str], bounds: Mapping[str, str | None]) -> pc.Expres
     return sure
 
 
-def read_files(table: TargetVersion, files: Sequence[HeldFile]) -> pa.Table:
+def read_files(table: TargetVersion, files: Sequence[TableFile]) -> pa.Table:
     """Returns all rows of some files, oldest first, by the table's current schema."""
     place, schema = _place_of(table), table.schema
     parts = [_read_whole(place, file.path, file.bytes, schema) for file in files]

@@ -233,7 +233,7 @@ def peek(
                 batches = record_batches(cursor)
                 batch = next(batches, None)
             while batch is not None:
-                yield _landing_batch(envelope, batch)
+                yield _add_envelope(envelope, batch)
                 fault_point("land.reading")
                 with times.waiting():
                     batch = next(batches, None)
@@ -308,17 +308,17 @@ def _terminate_backends(connection: psycopg.Connection[Any], slot: str, query: s
     """
     params = {"reader": reader_name(slot), "slot": slot, "copy": name_of_copy(slot)}
 
-    def pids() -> list[int]:
+    def find_old_backends() -> list[int]:
         return [pid for (pid,) in connection.execute(query.encode(), params)]
 
     ended = set()
-    for pid in pids():
+    for pid in find_old_backends():
         with suppress(psycopg.errors.InsufficientPrivilege):
             connection.execute("select pg_terminate_backend(%s)", (pid,))
             log.warning("slot=%s ended the backend %d, which an earlier run left behind", slot, pid)
             ended.add(pid)
     if ended:
-        wait_until_none(lambda: ended.intersection(pids()), OLD_BACKEND_TIMEOUT_S)
+        wait_until_none(lambda: ended.intersection(find_old_backends()), OLD_BACKEND_TIMEOUT_S)
 
 
 _READERS = (
@@ -338,7 +338,7 @@ where s.slot_name in (%(slot)s, %(copy)s)
 """
 
 
-def _landing_batch(envelope: Envelope, batch: pa.RecordBatch) -> pa.RecordBatch:
+def _add_envelope(envelope: Envelope, batch: pa.RecordBatch) -> pa.RecordBatch:
     lsn, xid, messages = (storage(column) for column in batch.columns)
     enveloped = envelope.add(_big_endian(lsn, ">u8"), _big_endian(xid, ">u4"), messages)
     kind, data = enveloped.column("kind"), enveloped.column("data")

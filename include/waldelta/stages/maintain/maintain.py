@@ -260,7 +260,7 @@ def _file_size(table: TargetVersion) -> int:
 
     Without a size of its own, they get as many rows as the files of runs.
     """
-    files = table.held_files
+    files = table.table_files
     size, rows = sum(file.bytes for file in files), sum(file.rows for file in files)
     return table.layout.file_bytes or min(_LARGE_FILE, max(1, size * ROWS_PER_FILE // max(1, rows)))
 
@@ -281,7 +281,7 @@ def _lacks_order(table: TargetVersion, columns: Sequence[str]) -> bool:
     rows = 0.0
     for commit in table.commits(_MOST_COMMITS):
         if _order_of(commit) == names:
-            total = sum(file.rows for file in table.held_files)
+            total = sum(file.rows for file in table.table_files)
             if rows < _UNSORTED * total:
                 return False
             try:
@@ -327,7 +327,7 @@ def _compact_small(table: TargetVersion, size: int) -> bool:
     Spark compacts large targets, except clustered ones: of these, OPTIMIZE would sort all files
     that runs have written again.
     """
-    files = [file for file in table.held_files if file.bytes < _small(size)]
+    files = [file for file in table.table_files if file.bytes < _small(size)]
     is_own = table.is_writable and all(is_within(file.path) for file in files)
     if not (is_own and (table.is_small or table.is_clustered)):
         return False
@@ -350,7 +350,7 @@ def _has_work(table: TargetVersion, size: int) -> bool:
     """Returns whether OPTIMIZE may have work: Spark needs a second or more to find that out."""
     if table.has_deletion_vectors:
         return True
-    files = (file for file in table.held_files if file.bytes < _small(size))
+    files = (file for file in table.table_files if file.bytes < _small(size))
     return any(count > 1 for count in Counter(folder_of(f.partition) for f in files).values())
 
 

@@ -22,7 +22,7 @@ from psycopg import sql
 
 from waldelta.config import PipelineFile, load_pipeline_file
 from waldelta.errors import ConfigError, NotPrimary
-from waldelta.findings import Attribute, Grant, Need, on_one_line, sql_name, statements
+from waldelta.findings import Grant, Need, RoleAttribute, on_one_line, sql_name, statements
 from waldelta.postgres import (
     NAME_BYTES,
     CatalogRelation,
@@ -390,9 +390,9 @@ def owners_sql(
 
 def _needs(inventory: Inventory, tables: Sequence[FoundTable]) -> Iterator[Need]:
     on_rds = "on Amazon RDS instead: grant rds_replication"
-    yield Attribute("replication", f"for the slot; {on_rds}")
+    yield RoleAttribute("replication", f"for the slot; {on_rds}")
     if any(table.has_row_security for table in tables):
-        yield Attribute("bypassrls", "row-level security would hide rows from copies")
+        yield RoleAttribute("bypassrls", "row-level security would hide rows from copies")
     yield Grant("connect on database", sql_name(inventory.server.database))
     for schema in sorted({table.id.schema for table in tables}):
         yield Grant("usage on schema", sql_name(schema))

@@ -35,7 +35,7 @@ from waldelta.errors import NeedsSync, SnapshotLost, WaldeltaError, raised_as, w
 from waldelta.failpoints import fault_point
 from waldelta.lake import Lake, TargetVersion, remove_folder, staging_folder
 from waldelta.lake.changelog import Snapshot
-from waldelta.lake.layout import HeldFile, log_path
+from waldelta.lake.layout import TableFile, log_path
 from waldelta.lake.ledger import TableState
 from waldelta.lake.staging_leftovers import read_records, write_record
 from waldelta.lake.storage import sync_files
@@ -150,7 +150,7 @@ class ChunkLog:
                 ChunkFiles(entry["snapshot"], entry["lsn"], chunks, tuple(entry["files"]))
             )
         place = self.lake.files(self.rows) if self.buckets else table.place.files
-        live_paths = {file.path for file in table.held_files}
+        live_paths = {file.path for file in table.table_files}
         if any(log_path(file["path"]) in live_paths for one in attempts for file in one.files):
             raise NeedsSync("an earlier attempt was committed")
         return [one for one in attempts if _are_there(place, one.files)]
@@ -239,7 +239,7 @@ class TakenRows:
                 return pa.Table.from_pylist(folder.write(f"again-{number}", rows), schema)
             files: Files = []
             for place, file in enumerate(self.files[number - shares]):
-                former = HeldFile.of(file).open(lake, folder.uri, folder.schema)
+                former = TableFile.of(file).open(lake, folder.uri, folder.schema)
                 rows_kept = self._untouched_rows(former, key)
                 files += (
                     [file] if rows_kept is None else rewrite(f"rest-{number}-{place}", rows_kept)

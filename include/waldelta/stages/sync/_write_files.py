@@ -150,7 +150,7 @@ def _fits(table: TargetVersion, schema: pa.Schema) -> bool:
     """Returns whether the table has the wanted columns, or may get them, without Spark."""
     if not table.is_writable or not (table.can_store(schema) or redefined(table, schema)):
         return False
-    return all(is_within(file.path) for file in table.held_files)
+    return all(is_within(file.path) for file in table.table_files)
 
 
 def copy_files(  # noqa: PLR0913, PLR0917 - a target, what is written to it, and how
@@ -235,7 +235,7 @@ def _commit(table: TargetVersion, columns: pa.Schema, files: Sequence[NewFile], 
             break
         try:
             redefinition = None if table.can_store(columns) else redefined(table, columns)
-            return table.replace_files(table.held_files, files, tag, redefinition=redefinition)
+            return table.replace_files(table.table_files, files, tag, redefinition=redefinition)
         except Overtaken as err:
             if (ours := next((one for one in err.commits if one.metadata), None)) is not None:
                 raise LateWriter(

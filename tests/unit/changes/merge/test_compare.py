@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.data.merges import net_of, one_by_one, plan, staged, write_files
 from waldelta.changes.decode.collapse import ColumnNumbering
-from waldelta.changes.merge.compare import Comparison, HeldRows
+from waldelta.changes.merge.compare import Comparison, FileRows
 from waldelta.changes.merge.rows import match
 from waldelta.changes.merge.statements import NetColumns
 from waldelta.changes.stage import net_files
@@ -41,7 +41,7 @@ def comparison(job, rows, extra=None) -> Comparison:
     kinds = [target_type(PgType(20, -1, "bigint")), *[target_type(PgType(25, -1, "text"))] * 2]
     names = plan().decode.names
     written = NetColumns(names, ColumnNumbering(3, (0,)), True)
-    held = HeldRows.of(job.lake.target("s.t").open(), written)
+    held = FileRows.of(job.lake.target("s.t").open(), written)
     return Comparison(net, held, written, dict(zip(names, kinds, strict=True)), extra)
 
 

@@ -46,7 +46,7 @@ from waldelta.changes.stage.stage import Staged
 from waldelta.config.type_options import DEFAULT_TYPES
 from waldelta.errors import StagedLost
 from waldelta.lake import local_path
-from waldelta.lake.layout import HeldFile
+from waldelta.lake.layout import TableFile
 from waldelta.snapshot.read_table import RAW_TYPE
 from waldelta.types.numeric import Number
 from waldelta.types.text import Characters
@@ -64,9 +64,9 @@ def test_only_files_that_hold_a_changed_row_are_written_anew(job, monkeypatch):
     write_files(
         job, [(1, "a", "A"), (9, "i", "I")], [(10, "j", "J"), (19, "s", "S")], [(20, "t", "T")]
     )
-    before, opened, of = names_of(job), [], HeldFile.open
+    before, opened, of = names_of(job), [], TableFile.open
     monkeypatch.setattr(
-        HeldFile, "open", lambda file, *to: opened.append(file.path) or of(file, *to)
+        TableFile, "open", lambda file, *to: opened.append(file.path) or of(file, *to)
     )
     assert merge_large(job, [("U", 10, 10, "j2", "J2"), ("U", 5, 5, "lacking", "x")]) is not None
     kept = names_of(job) & before
@@ -348,9 +348,9 @@ def test_changes_of_duplicate_rows_rewrite_the_files_with_rows_they_take(job, mo
     """Rows that are written alike first, wherever they are; bounds exclude a file of others."""
     made = keyless(job)
     write_duplicates(job, [A1, A1], [A2, B1], [("a", 7, "1.0")])
-    before, opened, of = names_of(job), [], HeldFile.open
+    before, opened, of = names_of(job), [], TableFile.open
     monkeypatch.setattr(
-        HeldFile, "open", lambda file, *to: opened.append(file.path) or of(file, *to)
+        TableFile, "open", lambda file, *to: opened.append(file.path) or of(file, *to)
     )
     done = merged_duplicates(
         large(job),

@@ -156,11 +156,11 @@ def test_of_two_compactions_at_once_one_is_given_up(ledger):
         ledger.append(run(f"r{number}", NOON))
     table = ledger.table(Run)
     one, other = table.place.open(), table.place.open()
-    table._compact(one, one.held_files)
+    table._compact(one, one.table_files)
     with pytest.raises(Overtaken):
-        table._compact(other, other.held_files)
+        table._compact(other, other.table_files)
     assert [r.run_id for r in ledger.runs()] == ["r0", "r1", "r2"]
-    assert len(table.place.open().held_files) == 1
+    assert len(table.place.open().table_files) == 1
     assert len(list(local_path(table.uri).glob("*.parquet"))) == 4
 
 
@@ -183,10 +183,10 @@ def test_large_files_are_not_written_again(ledger, monkeypatch):
     monkeypatch.setattr(Run, "most_files", 2)
     for number in range(4):
         ledger.append(run(f"r{number}", NOON))
-    assert len(ledger.table(Run).place.open().held_files) == 4
+    assert len(ledger.table(Run).place.open().table_files) == 4
     monkeypatch.setattr(ledger_table, "_MOST_FILES", 4)
     ledger.append(run("r4", NOON))
-    assert len(ledger.table(Run).place.open().held_files) == 1
+    assert len(ledger.table(Run).place.open().table_files) == 1
     assert len(ledger.runs()) == 5
 
 

@@ -39,7 +39,7 @@ def test_rows_are_sorted_once(columns, parameters, lacks):
     sizes = pa.table({"size_bytes": [8 << 20] * 4})
     table = SimpleNamespace(
         files=sizes,
-        held_files=[],
+        table_files=[],
         commits=lambda _: iter([{"version": 4, "waldelta": {}}, commit]),
         files_since=lambda _: sizes.slice(0, 0),
     )
@@ -73,7 +73,7 @@ def test_rows_are_sorted_again_once_a_tenth_is_new(since, lacks):
     sizes = pa.table({"size_bytes": [8 << 20] * 4})
     table = SimpleNamespace(
         files=sizes,
-        held_files=[SimpleNamespace(rows=250)] * 4,
+        table_files=[SimpleNamespace(rows=250)] * 4,
         commits=lambda _: iter([*since, sort]),
         files_since=lambda _: sizes,
     )

@@ -27,7 +27,7 @@ from pyspark.sql import functions as F
 from waldelta.arrow import Bools, Ints, one_array
 from waldelta.changes.decode.collapse import ACTION_UPSERT, ColumnNumbering
 from waldelta.changes.decode.net_rows import first_of_each, key_codes
-from waldelta.changes.merge.compare import Comparison, HeldRows
+from waldelta.changes.merge.compare import Comparison, FileRows
 from waldelta.changes.merge.divide import without_partitions
 from waldelta.changes.merge.file_merge import NetChanges, merge_files
 from waldelta.changes.merge.statements import (
@@ -50,7 +50,7 @@ from waldelta.lake import (
     row_count,
     write_parquet,
 )
-from waldelta.lake.layout import HeldFile
+from waldelta.lake.layout import TableFile
 from waldelta.metadata_columns import RAW
 from waldelta.pipeline import Job
 from waldelta.snapshot.read_table import TableCopy
@@ -162,7 +162,7 @@ class ExpectedRows:
         return self.divide_rows("expected", schema, name, staged(), numbering.bases)
 
     def divide(
-        self, held: HeldRows, key: Sequence[str], share: Sequence[HeldFile], number: int
+        self, held: FileRows, key: Sequence[str], share: Sequence[TableFile], number: int
     ) -> pa.Table:
         """Stage a share of the target's rows in the buckets of their keys, as a task.
 
@@ -302,7 +302,7 @@ def differences(
     names = expected.net_columns.names
     try:
         table = target.open()
-        rows = HeldRows.of(table, expected.net_columns)
+        rows = FileRows.of(table, expected.net_columns)
         if live is not None and rows is not None:
             rows = _read(expected, table, live)
         if rows is not None:
@@ -318,17 +318,17 @@ def differences(
     return _differing(runner, expected, count, exported, [f"c{i}" for i in range(len(names))])
 
 
-def _read(expected: ExpectedRows, table: TargetVersion, live: str) -> HeldRows | None:
+def _read(expected: ExpectedRows, table: TargetVersion, live: str) -> FileRows | None:
     """Write the rows of a query on a small target as files; None for a larger one."""
     if not table.is_small:
         return None
     folder = f"{expected.folder}/exported"
     write_parquet(folder, read_query(table, live).read_all())
-    return HeldRows.of_folder(folder, expected.lake)
+    return FileRows.of_folder(folder, expected.lake)
 
 
 def _differing(
-    runner: Runner, expected: ExpectedRows, count: int, target_rows: HeldRows, names: Sequence[str]
+    runner: Runner, expected: ExpectedRows, count: int, target_rows: FileRows, names: Sequence[str]
 ) -> NetRows:
     """Compare with the target's rows, whose columns have these ``names`` in their files."""
     folder, bases = f"{expected.folder}/differing", expected.numbering.bases
@@ -363,8 +363,8 @@ def _differing(
 
 
 def _divided(
-    runner: Runner, expected: ExpectedRows, target_rows: HeldRows, key: Sequence[str]
-) -> list[HeldRows]:
+    runner: Runner, expected: ExpectedRows, target_rows: FileRows, key: Sequence[str]
+) -> list[FileRows]:
     """Returns the target's rows by bucket."""
     parts = shares(target_rows.files)
     if expected.buckets == 1 or not parts:
@@ -372,10 +372,10 @@ def _divided(
 
     runner.run(len(parts), STAGED_ROWS, lambda n: expected.divide(target_rows, key, parts[n], n))
     folders = (expected.bucket("held", number) for number in range(expected.buckets))
-    return [HeldRows.of_folder(folder, expected.lake) for folder in folders]
+    return [FileRows.of_folder(folder, expected.lake) for folder in folders]
 
 
-def _export(runner: Runner, expected: ExpectedRows, frame: DataFrame) -> HeldRows:
+def _export(runner: Runner, expected: ExpectedRows, frame: DataFrame) -> FileRows:
     """Have Spark write the rows to compare as files that Arrow reads, with columns ``c<i>``."""
     folder, numbering = f"{expected.folder}/exported", expected.numbering
     columns = [
@@ -393,7 +393,7 @@ def _export(runner: Runner, expected: ExpectedRows, frame: DataFrame) -> HeldRow
         ]
         rows = rows.join(keys, on, "left_semi")
     rows.write.mode("overwrite").parquet(folder)
-    return HeldRows.of_folder(folder, expected.lake)
+    return FileRows.of_folder(folder, expected.lake)
 
 
 def merge_differences(  # noqa: PLR0913 - a target, what is written to it, and how it is committed

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from waldelta.findings import (
-    Attribute,
     Finding,
     Grant,
+    RoleAttribute,
     columns_of,
     lacking,
     problem,
@@ -304,7 +304,7 @@ def _reading(
     if source.hidden_rows:
         yield lacking(
             f"{where}: row-level security hides rows from role {server.role!r}",
-            Attribute(
+            RoleAttribute(
                 "bypassrls",
                 f"row-level security hides rows of {relation.id} from copies, which fail then",
             ),

@@ -22,9 +22,9 @@ from waldelta.errors import (
     SourceUnreachable,
 )
 from waldelta.findings import (
-    Attribute,
     Finding,
     Grant,
+    RoleAttribute,
     lacking,
     owning,
     problem,
@@ -214,7 +214,8 @@ def _privileges(slot: str, server: ServerFacts, *, slot_exists: bool) -> Iterato
             f" {sql_name(server.role)}"
         )
         yield lacking(
-            f"role {server.role!r} may not use replication slots", Attribute("replication", on_rds)
+            f"role {server.role!r} may not use replication slots",
+            RoleAttribute("replication", on_rds),
         )
     if not slot_exists and not server.can_make_slots:
         arguments = "name, name, boolean, boolean" + ", boolean" * (server.version >= 170000)
