@@ -45,15 +45,17 @@ OLDEST_WITH_ALERTS: Final = (3, 3)
 
 def check_version(installed: str | None = None) -> None:
     """Raise ConfigError for a version of Airflow that is too old; by default the installed one."""
-    _require(OLDEST, "waldelta", "whose UI has pages of plugins", installed)
+    _require_airflow(OLDEST, "waldelta", "whose UI has pages of plugins", installed)
 
 
 def check_alerts_version(installed: str | None = None) -> None:
     """Raise ConfigError for a version of Airflow without what the DAG of alerts needs."""
-    _require(OLDEST_WITH_ALERTS, "WALDELTA_ALERTS", "which stores what was sent", installed)
+    _require_airflow(OLDEST_WITH_ALERTS, "WALDELTA_ALERTS", "which stores what was sent", installed)
 
 
-def _require(oldest: tuple[int, int], what: str, reason: str, installed: str | None) -> None:
+def _require_airflow(
+    oldest: tuple[int, int], what: str, reason: str, installed: str | None
+) -> None:
     installed = installed or version("apache-airflow-core")
     release = tuple(int(part) for part in re.findall(r"\d+", installed)[:2])
     if release < oldest:

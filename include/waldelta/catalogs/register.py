@@ -201,10 +201,10 @@ class _Registrar:
     _schemas: set[str] = field(default_factory=set)
 
     def run(self, *, is_full: bool) -> dict[str, WaldeltaError]:
-        """Returns the targets that aren't registered as they are; raises what stops all.
+        """Register all targets; returns the error of each target whose entry couldn't be written.
 
-        The last entry's digest stands for all entries, so that they aren't read while it is right;
-        ``is_full``: all are read.
+        Raises an error that stops all targets. The last entry's digest covers all entries, so that
+        the others aren't read while it is right; ``is_full``: all are read.
         """
         rows = self.job.ledger.table_rows()
         latest = {state.table_name: state for state in rows}

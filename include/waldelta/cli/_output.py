@@ -93,7 +93,7 @@ def terminal(width: int | None = None) -> Console:
 def rendered(text: RenderableType, width: int | None = None) -> str:
     """Returns what a console prints, without spaces at the ends of lines.
 
-    The lines of a Text stay whole, so that SQL can be copied.
+    The lines of a Text stay unwrapped, so that SQL can be copied.
     """
     from rich.text import Text
 
@@ -192,7 +192,9 @@ def waiting_table(items: Sequence[Mapping[str, Any]], file: str = "FILE") -> Ren
         )
     file = shlex.quote(file)
     if any("id" in one for one in rows):
-        parts.append(whole(f"  to decide: {COMMAND} decide {file} ACTION --ids ID --reason TEXT"))
+        parts.append(
+            unwrapped(f"  to decide: {COMMAND} decide {file} ACTION --ids ID --reason TEXT")
+        )
     gates: dict[str, list[Mapping[str, Any]]] = {}
     for one in items:
         if "waiting" in one:
@@ -215,10 +217,10 @@ def waiting_details(items: Sequence[Mapping[str, Any]], file: str = "FILE") -> R
 
     parts = [waiting_table(items, file)]
     for one in items:
-        parts.append(whole(""))
+        parts.append(unwrapped(""))
         for name, value in one.items():
             each = value if isinstance(value, list) else [value]
-            parts += [whole(f"{name}: {_cell(item)}") for item in each if item is not None]
+            parts += [unwrapped(f"{name}: {_cell(item)}") for item in each if item is not None]
     return Group(*parts)
 
 
@@ -234,12 +236,12 @@ def _stopped_table(
     lines: list[RenderableType] = [Text(f"  {name}: since {moment(since)}, {waits}: {reasons}")]
     consume, release = f"{COMMAND} consume {file}", f"{COMMAND} decide {file} release"
     if gate["status"] == "released":
-        return [*lines, whole(f"    released; to merge them: {consume}")]
-    lines.append(whole(f"    after you have corrected the data or the expectation: {consume}"))
+        return [*lines, unwrapped(f"    released; to merge them: {consume}")]
+    lines.append(unwrapped(f"    after you have corrected the data or the expectation: {consume}"))
     if gate["may_pass"]:
         lines += [
             Text("    if the data is right:"),
-            whole(f"    {release} --tables {shlex.quote(name)} --reason TEXT"),
+            unwrapped(f"    {release} --tables {shlex.quote(name)} --reason TEXT"),
         ]
     return lines
 
@@ -251,7 +253,7 @@ def moment(text: str) -> str:
     return f"{at:%Y-%m-%d %H:%M:%S} UTC"
 
 
-def whole(text: str) -> RenderableType:
+def unwrapped(text: str) -> RenderableType:
     """Returns a line that isn't broken, so that it can be copied from any terminal."""
     from rich.text import Text
 

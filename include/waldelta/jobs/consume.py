@@ -53,7 +53,7 @@ def land_stage(runner: Runner, job: Job, result: RunResult, stage: StageResult) 
 
     meanwhile = Applied(job)
     with applying(runner, meanwhile, partial(meanwhile.add_external_commits, result)) as overlap:
-        land_to_now(runner, job, result, stage, overlap.landed)
+        land_to_now(runner, job, result, stage, overlap.add)
     if result.landed.unreadable is not None:
         stage.detail += (
             "; PostgreSQL can't decode what comes next: the run fails once all before it is applied"

@@ -200,4 +200,7 @@ def _read_again(
             " again"
         ) from err
     effect.add_to(result)
-    return {"corrected": open_counts.get(name, 0) - effect.kept, "kept": effect.kept}
+    return {
+        "corrected": open_counts.get(name, 0) - effect.failing_rows,
+        "kept": effect.failing_rows,
+    }

@@ -244,7 +244,9 @@ def _compare_group(
         # after the batch it is compared at.
         marks = Watermarks(job, job.read_identity())
         batches = _batches(work, states, marks)
-        states = _readable(work, [s for s in states if s.table_name in batches], marks.versions)
+        states = _select_readable(
+            work, [s for s in states if s.table_name in batches], marks.versions
+        )
         by_spark = any(needs_spark(job, state.table_name) for state in states)
         with (
             session_settings(runner.spark(), _SMALL_BATCHES) if by_spark else nullcontext(),
@@ -285,10 +287,12 @@ def _batches(
     return batches
 
 
-def _readable(
+def _select_readable(
     work: ReconciliationProgress, states: Sequence[TableState], versions: dict[str, int]
 ) -> list[TableState]:
-    """Returns the targets that can be read safely at these versions; the others are failures."""
+    """Returns the targets that can be read safely at these versions, and records the failures of
+    the others.
+    """
     job, cut, readable_states = work.job, work.job.ledger.last_cut(), []
     for state in states:
         name = state.table_name

@@ -99,8 +99,10 @@ def _add_copies(
                 raw_rows = count_raw_rows(runner, job, name, copied.version)
                 written = replace(written, raw_rows=raw_rows)
             result.add_copy(replace(copied, copy=written))
-            if written.whole:
-                result.warnings.append(f"{name} was copied as a whole: {written.whole}")
+            if written.full_rewrite_reason:
+                result.warnings.append(
+                    f"{name} was copied as a whole: {written.full_rewrite_reason}"
+                )
             if copied.skipped is not None:
                 result.warnings.append(f"{name} was {copied.skipped}")
     result.targets.leave_behind(failed.failures if failed is not None else {})

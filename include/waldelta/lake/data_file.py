@@ -445,8 +445,8 @@ def new_prefix() -> str:
     return f"part-{uuid.uuid4().hex}-"
 
 
-def discard(table: DeltaTarget, prefix: str, kept: Collection[str] = ()) -> None:
-    """Remove an attempt's files, but ``kept`` ones, from a table whose log names none of them.
+def discard(table: DeltaTarget, prefix: str, exempt_paths: Collection[str] = ()) -> None:
+    """Remove an attempt's files, without ``exempt_paths``, from a table whose log names none.
 
     This includes files of tasks that returned no result. Otherwise VACUUM would remove them.
     """
@@ -458,7 +458,7 @@ def discard(table: DeltaTarget, prefix: str, kept: Collection[str] = ()) -> None
         ]
         listed = (one for folder in folders for one in files.get_file_info(folder))
         paths = [one.path for one in listed if one.base_name.startswith(prefix)]
-        remove_files(files, (path for path in paths if path not in kept))
+        remove_files(files, (path for path in paths if path not in exempt_paths))
 
 
 def recurring_columns(sample: pa.Table) -> list[str]:

@@ -417,7 +417,7 @@ class KnownLogs:
         for path, log in logs.items():
             parts |= log.parts(path)
             for name in files.get(path, ()):
-                content = self._store.kept(f"{self._root}{path}/{name}")
+                content = self._store.read_cached(f"{self._root}{path}/{name}")
                 parts |= {} if content is None else {f"{path}/{name}": Tagged(content, None)}
         self._store.write(f"{self._root}{_PACK}", _packed(_up_to_limit(parts), versions))
 

@@ -163,7 +163,7 @@ class ObjectStore:
         self._store = store
         self._small, self._ends = _Cache(_MOST_KEPT_BYTES), _Cache(_MOST_ENDS_BYTES)
 
-    def kept(self, path: str) -> bytes | None:
+    def read_cached(self, path: str) -> bytes | None:
         """Returns a small file that was read before, and never changes."""
         part = self._small.get(path)
         return None if part is None else part.content

@@ -1,4 +1,4 @@
-"""The glance at each pipeline, kept until its ledger changes, for pages of many pipelines."""
+"""The glance at each pipeline, cached until its ledger changes, for pages of many pipelines."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ FIRST_S, AGAIN_S = 3.0, 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class KeptGlance:
+class CachedGlance:
     """A pipeline as it was read last, or the error of reading it; both are None before the first.
 
     ``columns`` has the names of each table's columns. ``is_current``: the ledger hasn't changed
@@ -64,7 +64,7 @@ class KeptGlance:
 class _Entry:
     pipeline: PipelineFile
     active: frozenset[str]
-    kept: KeptGlance
+    cached: CachedGlance
     versions: LedgerVersions
     read_at: float
     checked_at: float
@@ -92,7 +92,7 @@ class GlanceCache:
         pipelines: Collection[PipelineFile],
         active: Mapping[str, frozenset[str]],
         at: datetime,
-    ) -> dict[str, KeptGlance]:
+    ) -> dict[str, CachedGlance]:
         """Returns the pipelines in the scope OVERVIEW, by name.
 
         ``active`` are the ids of each one's unfinished runs. Idle checks aren't taken into account:
@@ -109,7 +109,8 @@ class GlanceCache:
             wait(reading.values(), FIRST_S if is_first else AGAIN_S).done if reading else set()
         )
         return {
-            one.pipeline: self._kept(one, reading.get(one.pipeline), futures) for one in pipelines
+            one.pipeline: self._cached_glance(one, reading.get(one.pipeline), futures)
+            for one in pipelines
         }
 
     def _forget(self) -> None:
@@ -119,17 +120,17 @@ class GlanceCache:
                 del self._entries[name]
                 self._reading.pop(name, None)
 
-    def _kept(
+    def _cached_glance(
         self,
         pipeline: PipelineFile,
         reading: Future[None] | None,
         futures: Collection[Future[None]],
-    ) -> KeptGlance:
+    ) -> CachedGlance:
         entry = self._entries.get(pipeline.pipeline)
         # Of a file that was changed, another lake may have been read.
         if entry is None or entry.pipeline.target.root != pipeline.target.root:
-            return KeptGlance()
-        return replace(entry.kept, is_current=reading is None or reading in futures)
+            return CachedGlance()
+        return replace(entry.cached, is_current=reading is None or reading in futures)
 
     def _refresh(
         self, pipeline: PipelineFile, active: frozenset[str], at: datetime
@@ -153,8 +154,8 @@ class GlanceCache:
         versions: LedgerVersions = ()
         try:
             ledger = Ledger(self._open_lake(pipeline))
-            if entry is not None and entry.is_of(pipeline, active) and entry.kept.error is None:
-                is_running = entry.kept.glance and entry.kept.glance.latest_status == "running"
+            if entry is not None and entry.is_of(pipeline, active) and entry.cached.error is None:
+                is_running = entry.cached.glance and entry.cached.glance.latest_status == "running"
                 is_old = began - entry.read_at > (_KEEP_RUNNING_S if is_running else _KEEP_S)
                 if not is_old and ledger.is_at(entry.versions):
                     self._entries[name] = replace(entry, checked_at=began)
@@ -162,7 +163,7 @@ class GlanceCache:
             # They are read first: what is written in the meantime is read the next time.
             versions = ledger.versions(_KINDS)
             glance = read_glance(pipeline, ledger, at, OVERVIEW, AirflowRuns(active=active))
-            kept = KeptGlance(glance, columns=read_column_names(ledger))
+            cached = CachedGlance(glance, columns=read_column_names(ledger))
         except Exception as err:  # An error of one lake must not hide the others.
-            kept = KeptGlance(error=err)
-        self._entries[name] = _Entry(pipeline, active, kept, versions, began, began)
+            cached = CachedGlance(error=err)
+        self._entries[name] = _Entry(pipeline, active, cached, versions, began, began)

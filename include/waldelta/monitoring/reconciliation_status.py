@@ -10,7 +10,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.lake.ledger import DIFFERENT, Ledger, Reconciliation, last_rows, of_tables
-from waldelta.lake.ledger.check_records import ANSWERS, Verdict, kept_out, last_answers, last_whole
+from waldelta.lake.ledger.check_records import (
+    ANSWERS,
+    Verdict,
+    kept_out,
+    last_answers,
+    last_results_of_all_columns,
+)
 from waldelta.lake.ledger.check_records import COMPARISON_FAILED as NOT_ANSWERED
 from waldelta.lake.ledger.records import rows_of
 from waldelta.monitoring.attention import Attention, names, on_names
@@ -123,7 +129,7 @@ def read_compared(ledger: Ledger, tables: Collection[str]) -> Compared:
         kept_out=sum(answers[name].lacking for name in equal),
         answers={
             name: row
-            for name, row in last_whole(rows).items()
+            for name, row in last_results_of_all_columns(rows).items()
             if name in equal and row.status != DIFFERENT
         },
         different_since=_different_since(ledger, differed.keys() - copied),

@@ -230,10 +230,11 @@ order by n.nspname, c.relname
 # breaks the application all the same, and PostgreSQL reports it only to the application.
 
 
-def refused_statements(
+def warn_of_refused_writes(
     connection: psycopg.Connection[Any], publication_names: Sequence[str]
 ) -> list[str]:
-    """Returns warnings with the remedy; none without such tables.
+    """Returns a warning for each cause by which PostgreSQL refuses the application's UPDATEs or
+    DELETEs of published tables, with the tables and the remedy.
 
     This takes two queries, from PostgreSQL 18 on three.
     """

@@ -105,14 +105,16 @@ def observe(session: Connection, watcher: Connection, text: str, limit_s: float)
             session.execute("rollback")
             return _observe_outside(session, watcher, text, limit_s, start)
         if _is_idle(session):  # The statement ended the transaction.
-            return _between(status, start, _Relations.read(session))
+            return _effect_between(status, start, _Relations.read(session))
         modes = _locks(session)
         added = {oid: mode for oid, mode in modes.items() if mode != locks.get(oid)}
         read = {oid: n - rows.get(oid, 0) for oid, n in _rows_read(session).items()}
         end = _Relations.read(session)
         if is_own:
             execute_within(limit_s, session, watcher, "commit")
-        return _between(status, start, end, added, {oid: n for oid, n in read.items() if n > 0})
+        return _effect_between(
+            status, start, end, added, {oid: n for oid, n in read.items() if n > 0}
+        )
     except psycopg.Error as err:
         if is_own and not session.closed:
             session.execute("rollback")
@@ -132,7 +134,7 @@ def _observe_outside(
         for (index,) in watcher.execute(_UNFINISHED, [indexes]).fetchall():
             watcher.execute(f"drop index {index}")
         raise
-    effect = _between(status, start, _Relations.read(session), locks)
+    effect = _effect_between(status, start, _Relations.read(session), locks)
     # A sample may have missed the lock under which a table gets a new file.
     exclusive = dict.fromkeys(effect.rewritten, "AccessExclusiveLock")
     return replace(effect, locks={**effect.locks, **exclusive})
@@ -177,7 +179,7 @@ def execute_within(
         thread.join()
 
 
-def _between(
+def _effect_between(
     status: str,
     start: _Relations,
     end: _Relations,

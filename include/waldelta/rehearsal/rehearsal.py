@@ -148,7 +148,7 @@ class _Stage:
         published = self._published()
         self._take_role(published)
         # What is refused before the migration is no effect of it.
-        refused = list(self._write(published, kept=()))
+        refused = list(self._write(published, committed_tables=()))
         self.failing = {(one.table, operation, one.kind) for operation, one in refused}
         names = {str(table.id) for table in published}
         return [
@@ -265,16 +265,16 @@ class _Stage:
         self._delete_inserted()
 
     def _write(
-        self, tables: Sequence[WritableTable], kept: Collection[str] | None = None
+        self, tables: Sequence[WritableTable], committed_tables: Collection[str] | None = None
     ) -> Iterator[tuple[str, Impact]]:
         """Write to each table as its owner; yields which operations PostgreSQL refuses.
 
-        What is written to other tables than ``kept`` is rolled back: PostgreSQL refuses it alike,
-        and the pipeline has less to apply. A table with a sample keeps the rows of the sample.
+        Writes to other tables than ``committed_tables`` are rolled back: PostgreSQL refuses them
+        alike, and the pipeline has less to apply. A table with a sample keeps the sample's rows.
         """
         self.number += 2
         for table in tables:
-            keeps = kept is None or str(table.id) in kept
+            keeps = committed_tables is None or str(table.id) in committed_tables
             for operation, statements in workload(table, self.number):
                 if (key := (str(table.id), operation)) in self.slow:
                     continue

@@ -147,7 +147,7 @@ class RehearsedPipeline:
         A question on a source change is agreed to, so that the next statement can be judged.
         Targets of the ``touched`` tables are compared with the source, all targets for None.
         """
-        yield from self._secured()
+        yield from self._new_row_security()
         said: set[tuple[str, str]] = set()
         stopped: set[Impact] = set()
         warnings: list[str] = []
@@ -178,7 +178,7 @@ class RehearsedPipeline:
         yield from self._readers()
         yield from self._warnings()
 
-    def _secured(self) -> Iterator[Impact]:
+    def _new_row_security(self) -> Iterator[Impact]:
         """Yields the tables whose row-level security was switched on.
 
         The scratch server's role reads all rows, as production's pipeline perhaps does not.

@@ -88,7 +88,7 @@ def _start(folder: Path, version: int | None) -> str:
     Checking one takes longer than most statements of a rehearsal.
     """
     try:
-        server = EmbeddedPostgres(folder / "server", _nearest(version), _SETTINGS).start()
+        server = EmbeddedPostgres(folder / "server", _choose_version(version), _SETTINGS).start()
     except (OSError, RuntimeError) as err:
         raise ConfigError(
             f"PostgreSQL didn't start for the rehearsal ({err}): set TMPDIR to a folder that every"
@@ -97,7 +97,7 @@ def _start(folder: Path, version: int | None) -> str:
     return make_conninfo(host=str(server.data), port=server.port, user="postgres")
 
 
-def _nearest(version: int | None) -> int:
+def _choose_version(version: int | None) -> int:
     versions = local_versions()
     if not versions:
         raise ConfigError(

@@ -131,7 +131,7 @@ class _Job:
 def build_dags(path: Path, pipeline: PipelineFile) -> list[DAG]:
     """Returns the DAGs of one pipeline file; opens no connection and imports no Spark.
 
-    Raises ConfigError for its notifiers.
+    Raises ConfigError for an invalid notifier.
     """
     job = _Job(path, pipeline, failure_callbacks(path, pipeline))
     with job.dag("maintenance", pipeline.maintenance.schedule) as maintenance:

@@ -162,7 +162,7 @@ class PipelineRequest(PageRequest):
     def render(self, template: str, at: datetime | None = None, **values: Any) -> str:
         """Returns a page, as render() of _render does, which may show values of rows.
 
-        A page of a ``situation`` is of its time, and has its number of what waits.
+        With a ``situation``, the page's time and number of waiting decisions are the situation's.
         """
         name = self.pipeline.pipeline
         if (situation := values.get("situation")) is not None:

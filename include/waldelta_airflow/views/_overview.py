@@ -16,7 +16,7 @@ from fastapi import APIRouter, Depends
 from waldelta.config import PipelineFile, dag_id_of
 from waldelta.errors import stack_without_values
 from waldelta.lake.ledger import now
-from waldelta.monitoring.glance_cache import GlanceCache, KeptGlance
+from waldelta.monitoring.glance_cache import CachedGlance, GlanceCache
 from waldelta.monitoring.overview import after_idle_check
 from waldelta.monitoring.run_history import thin_out
 from waldelta.pipeline.lag import Lag
@@ -193,21 +193,25 @@ def _cards(request: PageRequest, at: datetime) -> list[Card]:
 
 
 def _card(
-    request: PageRequest, pipeline: PipelineFile, schedule: Schedule, at: datetime, kept: KeptGlance
+    request: PageRequest,
+    pipeline: PipelineFile,
+    schedule: Schedule,
+    at: datetime,
+    cached: CachedGlance,
 ) -> Card:
-    name, err = pipeline.pipeline, kept.error
+    name, err = pipeline.pipeline, cached.error
     if err is not None:
         if not isinstance(err, READ_ERRORS):
             log.error("the overview can't show pipeline %s: %s", name, stack_without_values(err))
         return Card(name, problem=f"its lake can't be read from here: {reason(err, pipeline)}")
-    if kept.glance is None:
+    if cached.glance is None:
         return Card(name, is_current=False)
     # Only unfinished runs of other DAGs are shown.
     schedule = replace(schedule, dags=request.reader.dags(schedule.under_way))
-    glance = after_idle_check(kept.glance, schedule.idle_checked_at)
+    glance = after_idle_check(cached.glance, schedule.idle_checked_at)
     attention = pages.attention_of(pipeline, glance, schedule, at)
     situation = Situation(request.base, pipeline, glance, schedule, (), at, attention)
-    return Card(name, situation, columns=kept.columns, is_current=kept.is_current)
+    return Card(name, situation, columns=cached.columns, is_current=cached.is_current)
 
 
 def _found(cards: Iterable[Card], find: Find, reader: Reader) -> dict[str, tuple[list[Any], int]]:

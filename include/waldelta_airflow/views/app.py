@@ -85,8 +85,8 @@ def create_app() -> FastAPI:
     app.middleware("http")(add_headers)
     for kind in (HTTPException, 404, 405):  # Addresses without a route raise another class.
         app.add_exception_handler(kind, _error_page)
-    app.add_exception_handler(RequestValidationError, _not_understood)
-    app.add_exception_handler(Exception, _broke_off)
+    app.add_exception_handler(RequestValidationError, _invalid_request_page)
+    app.add_exception_handler(Exception, _server_error_page)
     for name, media_type in _FILES.items():
         app.add_api_route(f"/{name}", partial(_file, name, media_type), methods=["GET"])
     for module in (_overview, _pages, _waiting):
@@ -222,12 +222,12 @@ def _error_page(request: Request, err: Any) -> Response:
     return HTMLResponse(text, err.status_code, headers=HEADERS)
 
 
-def _not_understood(request: Request, err: Any) -> Response:
+def _invalid_request_page(request: Request, err: Any) -> Response:
     named = sorted({str(one["loc"][-1]) for one in err.errors() if one.get("loc")})
     text = f"The address can't be read: {', '.join(named)} has no value that fits."
     return _error_page(request, HTTPException(422, text))
 
 
-def _broke_off(request: Request, _: Any) -> Response:
+def _server_error_page(request: Request, _: Any) -> Response:
     text = "The page could not be made: the API server's log has the error."
     return _error_page(request, HTTPException(500, text))

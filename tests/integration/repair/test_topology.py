@@ -14,7 +14,7 @@ from waldelta.pipeline.drift.unsent_changes import to_record
 from waldelta.pipeline.targets import column_states
 from waldelta.pipeline.targets.target_sources import read_target_sources, read_targets, to_text
 from waldelta.postgres import connect
-from waldelta.postgres.publication_checks import refused_statements
+from waldelta.postgres.publication_checks import warn_of_refused_writes
 from waldelta.postgres.publication_membership import to_texts
 from waldelta.row_filter import RowFilter
 
@@ -206,4 +206,4 @@ def test_a_partition_that_somebody_has_locked_is_not_waited_for(database, file):
         other.execute("lock table r_1, r_2a in access exclusive mode")
         conn.execute("set statement_timeout = '2s'")
         assert told(conn, whole, states) == {}
-        assert refused_statements(conn, ["p"]) == []
+        assert warn_of_refused_writes(conn, ["p"]) == []

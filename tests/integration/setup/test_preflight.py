@@ -11,7 +11,7 @@ from tests.support.pipelines import beside_superuser, job_for, source_state
 from waldelta.config.pipeline_file import Target
 from waldelta.errors import PreflightFailed, TargetNotWritable
 from waldelta.postgres import connect
-from waldelta.postgres.publication_checks import refused_statements
+from waldelta.postgres.publication_checks import warn_of_refused_writes
 from waldelta.postgres.published_tables import read_published_relations, read_published_tables
 from waldelta.stages.setup.facts import source_facts
 from waldelta.stages.setup.preflight.source import WITHIN_UTF8
@@ -475,9 +475,9 @@ def test_partitions_that_are_never_published(database, conn, lake):
         plan.warnings
     )
     database.execute("update t set v = 2 where id < 20; delete from t where id < 20")
-    assert refused_statements(conn, ["p"]) == []
+    assert warn_of_refused_writes(conn, ["p"]) == []
     database.execute("alter table t1 drop constraint t1_pkey")
-    assert "public.t1 (p)" in refused_statements(conn, ["p"])[0]
+    assert "public.t1 (p)" in warn_of_refused_writes(conn, ["p"])[0]
 
 
 def test_warnings(database, conn, lake):

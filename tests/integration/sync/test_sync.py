@@ -514,7 +514,10 @@ def test_a_target_with_a_key_twice_is_read_again_as_a_whole(database, lake_of):
     uri = lake.job.lake.target("public.t").uri
     write_deltalake(uri, DeltaTable(uri).to_pyarrow_table().slice(0, 1), mode="append")
     (result,) = lake.sync("public.t", by_diff=True)
-    assert (result.copy.whole, result.attempts) == ("its target has rows with the same key", 1)
+    assert (result.copy.full_rewrite_reason, result.attempts) == (
+        "its target has rows with the same key",
+        1,
+    )
     assert lake.rows("t") == [(1, "a"), (2, "b")]
 
 

@@ -104,7 +104,7 @@ def test_small_files_are_kept_beside_large_ones(store, files):
     for name in names * 3:
         pq.ParquetFile(files.open_input_file(name)).close()
     assert requests_made() - before == len(names)
-    assert store.kept("lake/t/small") == b"small"
+    assert store.read_cached("lake/t/small") == b"small"
 
 
 def test_what_is_kept_longest_unused_goes_first(monkeypatch):
@@ -112,9 +112,9 @@ def test_what_is_kept_longest_unused_goes_first(monkeypatch):
     store = ObjectStore(MemoryStore())
     for name in ("a", "b", "c"):
         store.keep(name, bytes(10))
-    assert store.kept("a") is not None
+    assert store.read_cached("a") is not None
     store.keep("d", bytes(10))
-    assert [name for name in "abcd" if store.kept(name) is None] == ["b"]
+    assert [name for name in "abcd" if store.read_cached(name) is None] == ["b"]
 
 
 def test_nothing_is_kept_of_what_this_process_replaces(files):

@@ -16,7 +16,7 @@ from waldelta.lake.changelog import BatchNumbers, ChangeLog
 from waldelta.lake.ledger import SlotMove
 from waldelta.lsn import Lsn
 from waldelta.pgoutput.envelope import Envelope
-from waldelta.slot.read.peek import LANDING_SCHEMA, ReadRequest, _landing_batch
+from waldelta.slot.read.peek import LANDING_SCHEMA, ReadRequest, _add_envelope
 from waldelta.slot.recovery import MOVING, landed_behind, written_down
 
 ONE, BOTH = (ReadRequest(names, messages=False, origin="any") for names in (("p",), ("p", "q")))
@@ -44,7 +44,7 @@ def land(log, batch, rows, **told):
         for dtype in (">u8", ">u4")
     ]
     read = pa.RecordBatch.from_arrays([*columns, pa.array(rows, pa.binary())], list("lxd"))
-    parts = [_landing_batch(Envelope(1000, 2), read)] if rows else []
+    parts = [_add_envelope(Envelope(1000, 2), read)] if rows else []
     log.add(
         batch,
         log.write(batch, parts, LANDING_SCHEMA),

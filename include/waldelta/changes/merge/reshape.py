@@ -46,12 +46,12 @@ def reshape_small(
     Spark writes, and a mode that keeps parts of the key elsewhere.
     """
     names = [column.state.name for column in evolution.columns]
-    kept = [*((LSN, COMMIT_TS, RAW) if mode is not None else ()), *foreign]
+    further = [*((LSN, COMMIT_TS, RAW) if mode is not None else ()), *foreign]
     if mode is not None:
         key = {name: (name, types[name].spark) for name in evolution.key_columns}
         if mode.evolved_columns(key) != [*mode.own_columns]:
             return False
-        kept[3:3] = mode.own_columns
+        further[3:3] = mode.own_columns
     varies = any(types[name].spark == Variant.spark for name in names)
     table = target.open()
     if (
@@ -61,13 +61,13 @@ def reshape_small(
         or table.committed(tag.app_id) >= tag.number
     ):
         return False
-    fields = [*_fields(table.schema, evolution.columns, types), *map(table.schema.field, kept)]
+    fields = [*_fields(table.schema, evolution.columns, types), *map(table.schema.field, further)]
     table.list_features(pa.schema(fields))
     partition_by = partitions_after(table, evolution, types)
     redefinition = redefined(table, pa.schema(fields), partition_by, evolution.names)
     if redefinition is None:
         return False
-    rows = _rows(table, evolution, types, kept, redefinition.layout.schema)
+    rows = _reshape_rows(table, evolution, types, further, redefinition.layout.schema)
     if rows is None:
         return False
     try:
@@ -88,11 +88,11 @@ def partitions_after(
     return [name for name in followed if name is not None and divides(types[name].arrow)]
 
 
-def _rows(
+def _reshape_rows(
     table: TargetVersion,
     evolution: Evolution,
     types: Mapping[str, TargetType],
-    kept: Collection[str],
+    further: Collection[str],
     schema: pa.Schema,
 ) -> pa.Table | None:
     """Returns the rows with the new columns; None where Spark must read the table, or cast its
@@ -102,8 +102,8 @@ def _rows(
         rows = small_rows(table)
         if rows is None:
             return None
-        columns = {name: rows[name] for name in kept}
-        columns |= _columns(rows, evolution, types, has_raw=RAW in kept)
+        columns = {name: rows[name] for name in further}
+        columns |= _columns(rows, evolution, types, has_raw=RAW in further)
         return pa.table([columns[f.name].cast(f.type) for f in schema], schema=schema)
     except READ_FAILURES as err:
         log.info("Spark rewrites %s: %s", table.place.uri, without_values(err))
@@ -178,7 +178,7 @@ def _of_key(raws: pa.ChunkedArray, key: str, texts: pa.Array) -> pa.Array:
 def _raw(
     raws: pa.ChunkedArray, names: Mapping[str, str], fills: Mapping[str, str]
 ) -> pa.Array | pa.ChunkedArray:
-    """Returns the raw values of kept columns under the columns' new names, and those of new
+    """Returns the raw values of retained columns under the columns' new names, and those of new
     columns.
     """
     if raws.null_count == len(raws) and not fills:

@@ -218,10 +218,10 @@ def merged_raw(names: Sequence[str], toastable: Collection[int]) -> str:
     """
     if not toastable:
         return "s.raw"
-    kept = " or ".join(f"(k = {string(names[i])} and s.u{i})" for i in toastable)
+    is_unsent = " or ".join(f"(k = {string(names[i])} and s.u{i})" for i in toastable)
     unchanged = " or ".join(f"s.u{i}" for i in toastable)
     merged = (
-        f"map_concat(coalesce(map_filter(t.{RAW}, (k, v) -> {kept}), map()), coalesce(s.raw,"
+        f"map_concat(coalesce(map_filter(t.{RAW}, (k, v) -> {is_unsent}), map()), coalesce(s.raw,"
         " map()))"
     )
     return f"case when t.{RAW} is not null and ({unchanged}) then {merged} else s.raw end"

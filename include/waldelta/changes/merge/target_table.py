@@ -351,8 +351,8 @@ def _rewrite(
 ) -> None:
     """Replace the target's rows by those with the new columns; external writers' columns stay."""
     name, target = state.table_name, job.lake.target(state.table_name)
-    kept = job.pipeline.target.metadata_columns
-    mode, foreign = state.target_mode if kept else None, foreign_columns(job, state)
+    has_metadata = job.pipeline.target.metadata_columns
+    mode, foreign = state.target_mode if has_metadata else None, foreign_columns(job, state)
     with writing_target(target):
         if reshape_small(target, evolution, types, tag, mode, foreign):
             return
@@ -488,16 +488,16 @@ def _expression(
 
 
 def _raw(evolution: Evolution, types: dict[str, TargetType], fills: dict[str, str]) -> Column:
-    """Returns the raw values of kept columns, under the columns' new names, and those of new
+    """Returns the raw values of retained columns, under the columns' new names, and those of new
     columns.
     """
-    kept = {
+    new_names = {
         c.source: c.state.name
         for c in evolution.columns
         if c.source is not None and (c.same_type or not types[c.state.name].is_text)
     }
-    raw = F.map_filter(RAW, lambda k, _: k.isin(*kept)) if kept else F.lit(None)
-    renamed = {old: new for old, new in kept.items() if old != new}
+    raw = F.map_filter(RAW, lambda k, _: k.isin(*new_names)) if new_names else F.lit(None)
+    renamed = {old: new for old, new in new_names.items() if old != new}
     if renamed:
         named = F.create_map(*[F.lit(text) for pair in renamed.items() for text in pair])
         raw = F.transform_keys(raw, lambda k, _: F.coalesce(named[k], k))

@@ -426,7 +426,7 @@ def _keep(rows: Sequence[Reconciliation], oldest: datetime) -> list[bool]:
     columns was equal then.
     """
     answers, attempts = last_answers(rows)
-    whole = last_whole(rows)
+    whole = last_results_of_all_columns(rows)
     needed = {id(row) for row in (*answers.values(), *attempts.values(), *whole.values())}
     return [row.at >= oldest or id(row) in needed for row in rows]
 
@@ -453,7 +453,7 @@ def last_answers(
     return answers, attempts
 
 
-def last_whole(rows: Iterable[Reconciliation]) -> dict[str, Reconciliation]:
+def last_results_of_all_columns(rows: Iterable[Reconciliation]) -> dict[str, Reconciliation]:
     """Returns, by table, the last result for which no column was left out; ``rows`` are in their
     order.
     """

@@ -60,8 +60,8 @@ class Overlap:
     def __enter__(self) -> Self:
         return self
 
-    def landed(self, batch: Landed) -> None:
-        """Add a batch that is landed and consumed, after which more batches come."""
+    def add(self, batch: Landed) -> None:
+        """Queue a landed and consumed batch for apply, while more batches land."""
         with self._lock:
             self._waiting.append(batch)
             if self._at_work is None and not self._is_over:

@@ -46,7 +46,7 @@ from waldelta.pipeline.targets.lifecycle import states_to_apply
 from waldelta.pipeline.targets.move_target import move_targets
 from waldelta.pipeline.targets.target_sources import read_target_sources
 from waldelta.postgres import LOCK_TIMEOUT_S, LockedTables, read_around
-from waldelta.postgres.publication_checks import find_unpublished, refused_statements
+from waldelta.postgres.publication_checks import find_unpublished, warn_of_refused_writes
 from waldelta.spark import Runner
 from waldelta.stages.apply._apply_batches import measures, plan_apply_batches
 from waldelta.stages.apply.outcome import Applied
@@ -259,7 +259,9 @@ def _select_targets(runner: Runner, applied: Applied, landed_as_of: int | None) 
         for state in states_to_apply(all_lifecycles):
             with applied.isolated(state):
                 states.append(record_leaves(job, state, applied.published))
-        applied.warnings += refused_statements(connection, job.pipeline.source.publication_names)
+        applied.warnings += warn_of_refused_writes(
+            connection, job.pipeline.source.publication_names
+        )
         applied.unpublished = find_unpublished(connection, job.pipeline.source)
         source = _read_source(connection, job, states, applied.published, locked, landed_as_of)
     for broken in requiring(all_lifecycles, RequiredAction.BROKEN):

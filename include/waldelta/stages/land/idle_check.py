@@ -45,7 +45,7 @@ from waldelta.pipeline.targets.corrected_expectations import corrected
 from waldelta.pipeline.targets.lifecycle import copied_by_runs, never_copied, states_to_apply
 from waldelta.pipeline.targets.target_sources import read_target_sources
 from waldelta.postgres import LockedTables, ServerPosition, limited, read_around, read_oldest_xid
-from waldelta.postgres.publication_checks import find_unpublished, refused_statements
+from waldelta.postgres.publication_checks import find_unpublished, warn_of_refused_writes
 from waldelta.server_errors.sqlstate import ServerError
 from waldelta.slot.acknowledge import first_message, move_idle_slot
 from waldelta.slot.gaps import gaps_recorded
@@ -260,7 +260,7 @@ def _remaining_work(
         job, [lifecycle for lifecycle in all_lifecycles if lifecycle not in adopted]
     ):
         log.warning("%s", notice)
-    for notice in refused_statements(connection, job.pipeline.source.publication_names):
+    for notice in warn_of_refused_writes(connection, job.pipeline.source.publication_names):
         log.warning("%s", notice)
     for notice in find_unpublished(connection, job.pipeline.source).warnings():
         log.warning("%s", notice)

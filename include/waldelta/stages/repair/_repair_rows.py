@@ -407,7 +407,7 @@ def hold_back(rows: RepairRows, net: NetRows, folder: str, keys: Collection[str]
     """Returns the net changes without the rows that stay in quarantine."""
     still = typed_columns(quarantined_keys(rows, keys))
     of_net, of_still = key_codes(rows.key_types, net.bases, still)
-    return net.kept(~np.isin(of_net, of_still), f"{folder}/let")
+    return net.filter(~np.isin(of_net, of_still), f"{folder}/let")
 
 
 def untouched(rows: RepairRows, keys: Collection[str], touched: pa.Table | None) -> set[str]:

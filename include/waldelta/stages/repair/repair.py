@@ -137,7 +137,7 @@ log = logging.getLogger(__name__)
 class Repaired:
     """A repair's effect: rows that entered and left the target by its filter, and rows read again.
 
-    ``kept`` of the latter still fail their gate and stay in quarantine.
+    ``failing_rows`` of the latter still fail their gate, and stay in quarantine.
     """
 
     cut: TargetCut
@@ -146,7 +146,7 @@ class Repaired:
     exited: int
     read_again: int
     drained: Drained
-    kept: int = 0
+    failing_rows: int = 0
 
     def add_to(self, result: RunResult) -> None:
         """Add what was landed and corrected to the result of the run."""

@@ -366,7 +366,7 @@ def stage_copy(
     """
     schema, key, attempt = expected.schema, expected.numbering.bases, uuid.uuid4().hex
     if staged is not None:
-        expected = replace(expected, kept=staged.records.rows)
+        expected = replace(expected, durable_folder=staged.records.rows)
 
     def write(name: str, rows: Iterator[pa.RecordBatch]) -> Files:
         return expected.stage(f"{attempt}-{name}.parquet", rows)
@@ -375,7 +375,7 @@ def stage_copy(
         path = f"{attempt}-{name}.parquet"
         return expected.divide_rows("expected", schema, path, parts_at_once(rows), key)
 
-    folder = ChunkFolder(expected.kept or expected.folder, schema, write, rewrite, key)
+    folder = ChunkFolder(expected.durable_folder or expected.folder, schema, write, rewrite, key)
     files = write_chunks(runner, tasks, reader, folder, _STAGED, staged)
     if staged is not None:
         expected = replace(expected, files=frozenset(file["path"] for file in files))

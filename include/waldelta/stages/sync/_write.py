@@ -137,7 +137,7 @@ def write_copy(
     """Write the rows into the target; with its ``former`` copy only those that differ, where that
     is exact.
     """
-    name, target, whole = state.table_name, job.pipeline.target, None
+    name, target, full_rewrite_reason = state.table_name, job.pipeline.target, None
     place, mode = job.lake.target(name), target.mode_of(name)
     marks = target.deletion_vectors_of(name)
     options = _set_properties(runner, place, target, name)
@@ -154,10 +154,11 @@ def write_copy(
         rows = _unstaged(rows, diff if isinstance(diff, str) else None)
         if isinstance(diff, RowDiff):
             return WrittenCopy(CopyCommit(diff.cut.version, diff.compared, 0), diff=diff)
-        whole = diff
+        full_rewrite_reason = diff
     table = None if marks else _open(runner, job, rows, options)
     if table is not None:
-        return replace(_copy_files(runner, table, rows), whole=whole)
+        copy = _copy_files(runner, table, rows)
+        return replace(copy, full_rewrite_reason=full_rewrite_reason)
     rows = _unstaged(rows, "Spark must write its target")
     runner.spark(_why_by_spark(rows, marks=marks))
     prepare_target(runner, place, rows.columns, options)
@@ -168,7 +169,7 @@ def write_copy(
     # Deletion vectors can be switched off only now, when no file has one any more.
     if marked and not marks:
         set_deletion_vectors(runner.spark(), place, wanted=False)
-    return WrittenCopy(commit, whole=whole)
+    return WrittenCopy(commit, full_rewrite_reason=full_rewrite_reason)
 
 
 def _copy_files(runner: Runner, target: TargetVersion, rows: CopyRows) -> WrittenCopy:

@@ -81,17 +81,17 @@ class RowDiff:
 
 @dataclass(frozen=True, slots=True)
 class WrittenCopy:
-    """What a copy wrote, and in which way.
+    """The effect of writing a copy.
 
     ``raw_rows`` counts the rows with a value that its column's type can't store; None: unknown.
-    ``diff`` is what differed, where only that was written. ``whole`` is why everything was written
-    although only differences were requested.
+    ``diff`` counts the differing rows, where only those were written. ``full_rewrite_reason`` is
+    why all rows were written although only differing ones were requested.
     """
 
     commit: CopyCommit
     raw_rows: int | None = None
     diff: RowDiff | None = None
-    whole: str | None = None
+    full_rewrite_reason: str | None = None
 
 
 def open_target(

@@ -46,11 +46,11 @@ def test_landing_goes_on_while_what_has_landed_is_applied():
     """The second and third batch land during the first's apply, and are applied together."""
     applying = Applying()
     with Overlap(newest, applying, WAIT_S) as overlap:
-        overlap.landed(batch(1))
+        overlap.add(batch(1))
         assert applying.begun.wait(WAIT_S)
         applying.begun.clear()
-        overlap.landed(batch(2))
-        overlap.landed(batch(3))
+        overlap.add(batch(2))
+        overlap.add(batch(3))
         assert applying.upto == [1]
         applying.may_end.set()
         assert applying.begun.wait(WAIT_S)
@@ -71,7 +71,7 @@ def test_a_step_that_is_whole_later_is_applied_then():
 
     with Overlap(two, apply, WAIT_S) as overlap:
         for number in (1, 2, 3, 4, 5):
-            overlap.landed(batch(number))
+            overlap.add(batch(number))
             if number % 2 == 0:
                 assert applied.wait(WAIT_S)
                 applied.clear()
@@ -89,7 +89,7 @@ def test_targets_that_are_farther_behind_come_step_by_step():
         return reached
 
     with Overlap(newest, apply, WAIT_S) as overlap:
-        overlap.landed(batch(1))
+        overlap.add(batch(1))
         assert caught_up.wait(WAIT_S)
     assert next(steps, None) is None
 
@@ -100,7 +100,7 @@ def test_without_a_whole_step_nothing_is_applied(landed):
     applied = []
     with Overlap(lambda _: None, lambda upto, _: applied.append(upto), WAIT_S) as overlap:
         for number in range(1, landed + 1):
-            overlap.landed(batch(number))
+            overlap.add(batch(number))
     assert applied == []
 
 
@@ -114,10 +114,10 @@ def test_an_apply_that_fails_holds_up_no_landing(caplog):
         raise RuntimeError("no way")
 
     with Overlap(newest, fail, WAIT_S) as overlap:
-        overlap.landed(batch(1))
+        overlap.add(batch(1))
         assert has_failed.wait(WAIT_S)
-        overlap.landed(batch(2))
-        overlap.landed(batch(3))
+        overlap.add(batch(2))
+        overlap.add(batch(3))
     assert calls == [1]
     assert "no more apply batches run until landing ends: no way" in caplog.text
 
@@ -128,9 +128,9 @@ def test_a_landing_that_fails_waits_for_the_step_under_way():
 
     def land():
         with Overlap(newest, applying, WAIT_S) as overlap:
-            overlap.landed(batch(1))
+            overlap.add(batch(1))
             assert applying.begun.wait(WAIT_S)
-            overlap.landed(batch(2))
+            overlap.add(batch(2))
             threading.Timer(0.05, applying.may_end.set).start()
             raise ValueError("the slot is gone")
 
@@ -143,7 +143,7 @@ def test_a_step_that_hangs_holds_up_the_run_for_its_limit_at_the_most(caplog):
     """It is left, reported and ends there: the apply that follows has its own limit."""
     applying = Applying()
     with Overlap(newest, applying, 0.05) as overlap:
-        overlap.landed(batch(1))
+        overlap.add(batch(1))
         assert applying.begun.wait(WAIT_S)
         applying.caller.verify()
     assert applying.ended == []
@@ -164,7 +164,7 @@ def test_a_step_that_was_interrupted_has_a_moment_to_end(caplog):
         caller.verify()
 
     with Overlap(newest, apply, 0.05, grace_s=WAIT_S) as overlap:
-        overlap.landed(batch(1))
+        overlap.add(batch(1))
         assert interrupted.wait(WAIT_S)
     assert ended == [1]
     assert "the run interrupts it" in caplog.text
@@ -184,9 +184,9 @@ def test_each_step_has_its_own_time():
         return upto
 
     with Overlap(newest, apply, 0.05, grace_s=0.0) as overlap:
-        overlap.landed(batch(1))
+        overlap.add(batch(1))
         wait_until(lambda: ended == [1], WAIT_S)
-        overlap.landed(batch(2))
+        overlap.add(batch(2))
         assert second.wait(WAIT_S)
         assert overlap._step_wait_s() == 0.05
         may_end.set()
@@ -199,9 +199,9 @@ def test_a_run_that_is_ended_waits_for_nothing():
 
     def land():
         with Overlap(newest, applying, WAIT_S) as overlap:
-            overlap.landed(batch(1))
+            overlap.add(batch(1))
             assert applying.begun.wait(WAIT_S)
-            overlap.landed(batch(2))
+            overlap.add(batch(2))
             raise SystemExit(1)
 
     with pytest.raises(SystemExit):

@@ -86,8 +86,8 @@ class ExpectedRows:
     """The rows of a copy's table that a target should have, one for each key, staged in ``folder``.
 
     ``buckets``: the number of folders into which they are divided by key. ``is_whole``: the target
-    should have no rows of other keys. ``kept``: the folder that has them instead, also after a
-    kill. ``files``: which of its files are valid; None: all.
+    should have no rows of other keys. ``durable_folder``: the folder that has the rows instead,
+    also after a kill. ``files``: which of the folder's files are valid; None: all.
     """
 
     lake: Lake
@@ -96,7 +96,7 @@ class ExpectedRows:
     key: Sequence[str]
     buckets: int = 1
     is_whole: bool = False
-    kept: str | None = None
+    durable_folder: str | None = None
     files: frozenset[str] | None = None
 
     @property
@@ -216,7 +216,8 @@ class ExpectedRows:
         return f"{self._folder(name)}/{name}-{number}"
 
     def _folder(self, side: str) -> str:
-        return self.kept if self.kept is not None and side == "expected" else self.folder
+        durable = self.durable_folder
+        return durable if durable is not None and side == "expected" else self.folder
 
     def net_files(self, number: int) -> NetFiles:
         """Returns the expected rows of a bucket."""
@@ -251,11 +252,13 @@ class NetRows:
 
     @property
     def bases(self) -> list[pa.ChunkedArray]:
-        """Returns the columns of their keys."""
+        """The key columns (``b<k>``)."""
         return [self.keys[name] for name in self.keys.column_names if name.startswith("b")]
 
-    def kept(self, mask: Bools, folder: str) -> NetRows:
-        """Returns the chosen ones, which are written into ``folder`` unless all are chosen."""
+    def filter(self, mask: Bools, folder: str) -> NetRows:
+        """Returns the net changes where ``mask`` is true; some of them are written to ``folder``,
+        all stay where they are.
+        """
         if mask.all():
             return self
         if not mask.any():

@@ -161,7 +161,7 @@ def compare(runner: Runner, job: Job, holder: SnapshotHolder, feeding: ComparedT
     aside = _set_aside(runner, job, feeding, plan, _between(job, holder, feeding))
     if is_dear(aside.in_flight, rows):
         raise NeedsSync(
-            f"{aside.in_flight:,} rows of the source changed after version {feeding.version} of"
+            f"{aside.in_flight:,} of the source's rows changed after version {feeding.version} of"
             " the target: run again after a CDC run has applied these changes"
         )
     ours, theirs, source_seconds = _sum_up(source, target, aside)

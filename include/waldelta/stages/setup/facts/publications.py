@@ -256,7 +256,7 @@ def _try_table(
     if table.is_plain:
         return _Trial(table)
     try:
-        stored = _try(
+        stored = _try_create(
             conn, replace(publication, tables=(table,), schemas=(), all_tables=False), timeout_ms
         )
     except psycopg.errors.LockNotAvailable:
@@ -299,7 +299,9 @@ def trial_timeout_ms(conn: Connection) -> int:
     return min(DDL_LOCK_TIMEOUT_MS, max(1, int(deadlock_timeout / timedelta(milliseconds=2))))
 
 
-def _try(conn: Connection, publication: PublicationState, timeout_ms: int) -> PublicationState:
+def _try_create(
+    conn: Connection, publication: PublicationState, timeout_ms: int
+) -> PublicationState:
     trial = replace(publication, name=f"waldelta_trial_{conn.info.backend_pid}")
     with conn.transaction(force_rollback=True):
         conn.execute(sql.SQL("set local lock_timeout = {}").format(timeout_ms))

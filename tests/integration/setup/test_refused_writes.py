@@ -4,7 +4,7 @@ import psycopg
 import pytest
 
 from tests.support.pipelines import job_for
-from waldelta.postgres.publication_checks import refused_statements
+from waldelta.postgres.publication_checks import warn_of_refused_writes
 from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.setup.setup import apply_setup
 
@@ -24,7 +24,7 @@ def test_tables_that_lose_their_key_later(any_database, any_conn, lake, caplog):
         slot=slot,
     )
     apply_setup(any_conn, job)
-    assert refused_statements(any_conn, ["p"]) == []
+    assert warn_of_refused_writes(any_conn, ["p"]) == []
     any_database.execute(
         "create table later (id int); create unique index u on t (v) nulls not distinct; alter"
         " table t alter v set not null;alter table t replica identity using index u; drop index"
@@ -83,7 +83,7 @@ def test_identities_that_shrink_later(any_database, any_conn):
     leaves = [*SHRUNKEN, "r0", "r1"]
 
     def judged(conn):
-        text = " ".join(refused_statements(conn, ["p", "leaves", "q"]))
+        text = " ".join(warn_of_refused_writes(conn, ["p", "leaves", "q"]))
         told = {leaf for leaf in leaves if f"public.{leaf} (" in text}
         assert told == refused_by_postgres(any_database, "update {} set id = id", leaves)
         return told
@@ -131,7 +131,9 @@ def test_generated_columns_that_enter_an_identity_later(any_database, any_conn):
     publications = ["p", "schema", "stored", "listed", "inserts", "root"]
 
     def judged(conn):
-        text = " ".join(line for name in publications for line in refused_statements(conn, [name]))
+        text = " ".join(
+            line for name in publications for line in warn_of_refused_writes(conn, [name])
+        )
         names = {leaf if "." in leaf else f"public.{leaf}": leaf for leaf in leaves}
         told = {leaf for name, leaf in names.items() if f"{name} (" in text}
         assert told == refused_by_postgres(any_database, "delete from {} where id = 0", leaves)
