@@ -20,7 +20,7 @@ from waldelta.stages.check.great_expectations.own_expectations import why_refuse
 from waldelta.stages.check.great_expectations.run_suite import _item, build_suite, judge_frame
 from waldelta.stages.check.suite.expectation import PlannedExpectation, RowCondition, SourceRules
 from waldelta.stages.check.suite.kinds import KINDS, SuitePlan, kind_of, row_conditions
-from waldelta.stages.check.suite.row_kinds import count_rows
+from waldelta.stages.check.suite.spark_conditions import count_rows
 
 pytestmark = pytest.mark.spark
 
@@ -242,7 +242,7 @@ def test_values_that_the_lake_does_not_hold_are_no_nulls(runner, lake):
 
 def test_values_of_a_few_failing_expectations_are_looked_up(runner, monkeypatch):
     """Each takes a query, and thousands may fail at once; a gate needs all that fail."""
-    monkeypatch.setattr("waldelta.stages.check.suite.row_kinds._MOST_SHOWN", 2)
+    monkeypatch.setattr("waldelta.stages.check.suite.spark_conditions._MOST_SHOWN", 2)
     frame = runner.spark().range(2)
     conditions = {
         number: RowCondition(f"id >= {least}", ("id",), example_columns=("id",))

@@ -157,7 +157,7 @@ def test_updates(database, conn, runner):
         .createDataFrame(rows, "op int, old_row int, n0 string, p0 string")
         .coalesce(1)
     )
-    judged = [CODES[row[0]] for row in events.select(judgement(routing)).collect()]
+    judged = [CODES[row[0]] for row in events.selectExpr(judgement(routing)).collect()]
     assert judged == [gets for _, _, gets, _ in UPDATES]
 
 
@@ -175,7 +175,7 @@ def test_routing_is_the_same_here_and_on_spark(database, conn, runner):
         dict(zip(names, zip(*((n, *row) for n, row in enumerate(kinds)), strict=True), strict=True))
     )
     frame = runner.spark().createDataFrame(rows.to_pylist(), ddl(rows.schema)).coalesce(1)
-    expected = [row[0] for row in frame.select(judgement(routing)).collect()]
+    expected = [row[0] for row in frame.selectExpr(judgement(routing)).collect()]
     assert operations_by_arrow(rows, routing)["op"].to_pylist() == expected
     assert {None, INSERT, UPDATE, DELETE} == {*expected}
 

@@ -1,4 +1,6 @@
-"""What the processes of Airflow load: no PySpark, nothing heavy, and everything once."""
+"""What the processes of Airflow load: no PySpark, nothing heavy, and everything once. What a small
+run loads.
+"""
 
 import os
 import subprocess
@@ -6,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.pipelines import new_pipeline, written
 
 ROOT = Path(__file__).parents[3]
 # What Airflow's processes import.
@@ -150,3 +154,37 @@ def test_parsing_fifty_pipelines_reads_each_once_and_imports_nothing_heavy(write
     program = [sys.executable, "-c", PARSE, file, heavy]
     run = subprocess.run(program, capture_output=True, text=True, check=True)
     assert run.stdout.split()[-4:] == ["350", "50", "1", "none"]
+
+
+# Runs a verb, and prints which of these modules that loaded.
+VERB = """
+import sys
+from waldelta.cli.command_line import main
+code = main(sys.argv[2:])
+print("loaded:", *{*sys.argv[1].split(",")} & {*sys.modules})
+sys.exit(code)
+"""
+UNUSED = "pyspark,great_expectations"
+
+
+def test_a_small_run_loads_only_what_it_uses(database, lake, tmp_path):
+    """A copy of five tables, a run without changes, and one of a hundred, each with its check."""
+    tables = [f"public.t{number}" for number in range(5)]
+    for table in tables:
+        database.execute(f"create table {table} (id int primary key, name text not null)")
+        database.execute(f"insert into {table} select n, 'a' from generate_series(1, 9) n")
+    pipeline = new_pipeline(database, lake, tables, quality={"enabled": True})
+    path = written(pipeline.file, tmp_path)
+    pipeline.setup()
+
+    def loads(verb: str) -> str:
+        command = [sys.executable, "-c", VERB, UNUSED, verb, str(path)]
+        run = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert run.returncode == 0, run.stderr
+        return run.stdout.splitlines()[-1]
+
+    assert [loads("sync"), loads("consume")] == ["loaded:"] * 2
+    for table in tables:
+        database.execute(f"update {table} set name = 'b'")
+        database.execute(f"insert into {table} select n, 'a' from generate_series(10, 20) n")
+    assert loads("consume") == "loaded:"

@@ -228,6 +228,25 @@ def test_what_stands_above_spark_loads_no_pyspark():
     assert wrong == []
 
 
+# The modules of which all that they do is Spark's, or Great Expectations' on Spark.
+OF_SPARK = {
+    "waldelta.changes.python_daemon",
+    "waldelta.stages.check.great_expectations.run_suite",
+    "waldelta.stages.check.suite.spark_conditions",
+}
+
+
+def test_a_module_that_a_small_run_loads_imports_pyspark_in_no_line_of_its_own():
+    """It writes Spark SQL, which the methods of a session and its frames take."""
+    heavy = {
+        name
+        for name, path in MODULES.items()
+        for node in tree_of(path).body
+        if re.match(r"(from|import) pyspark\b", ast.unparse(node))
+    }
+    assert heavy == OF_SPARK
+
+
 @pytest.mark.parametrize(
     "folder",
     ["include/waldelta", "include/waldelta_airflow", "include/demo", "spark_jobs", "tests"],
@@ -499,30 +518,3 @@ def test_no_job_module_hides_one_of_the_standard_library(folder):
     """spark-submit puts its application's folder first on the path, before the library."""
     stems = {path.stem for path in (ROOT / folder).glob("*")}
     assert stems & sys.stdlib_module_names == set()
-
-
-def test_a_session_has_started_before_columns_are_made():
-    """PySpark's functions need one: a function that is given a runner uses it, or hands it on,
-    before it calls them. In a process whose other work has started one, nobody would notice.
-    """
-    early = [
-        f"{path.relative_to(ROOT)} {function.name}"
-        for path in modules("include/waldelta")
-        for function in nodes_of(path)
-        if isinstance(function, ast.FunctionDef)
-        and "runner" in {argument.arg for argument in function.args.args}
-        and "DataFrame" not in ast.unparse(function.args)
-        and _uses(function)[:1] == ["F"]
-    ]
-    assert early == []
-
-
-def _uses(function: ast.FunctionDef) -> list[str]:
-    """The names ``runner`` and ``F`` in a function's body, in its order."""
-    names = [
-        node
-        for statement in function.body
-        for node in ast.walk(statement)
-        if isinstance(node, ast.Name) and node.id in ("runner", "F")
-    ]
-    return [node.id for node in sorted(names, key=lambda node: (node.lineno, node.col_offset))]

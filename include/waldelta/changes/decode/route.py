@@ -25,8 +25,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import Column
-from pyspark.sql import functions as F
 
 from waldelta.arrow import with_column
 from waldelta.changes.decode.collapse import DELETE, INSERT
@@ -136,9 +134,8 @@ def route(runner: Runner, events: pa.Table, plan: DecodePlan, folder: str) -> pa
     judged = None if runner.is_started else operations_by_arrow(events, plan.routing)
     if judged is None:
         write_parquet(folder, events.select(plan.filtered_schema.names))
-        judged = (
-            runner.spark().read.parquet(folder).select("ord", _operation(plan.routing)).toArrow()
-        )
+        rows = runner.spark().read.parquet(folder)
+        judged = rows.selectExpr("ord", _operation(plan.routing)).toArrow()
     return routed(events.select(plan.event_schema.names), judged)
 
 
@@ -168,12 +165,12 @@ def judge_files(runner: Runner, paths: Sequence[str], routing: Routing, folder: 
     Writes each event's ``ord`` and its operation for the target as Parquet into
     ``<folder>/bucket=N``.
     """
-    judged = runner.spark().read.parquet(*paths).select(BUCKET, "ord", _operation(routing))
+    judged = runner.spark().read.parquet(*paths).selectExpr(BUCKET, "ord", _operation(routing))
     judged.write.mode("overwrite").partitionBy(BUCKET).parquet(folder)
 
 
-def _operation(routing: Routing) -> Column:
-    return judgement(routing).cast("int").alias("op")
+def _operation(routing: Routing) -> str:
+    return f"cast({judgement(routing)} as int) as op"
 
 
 def routed(events: pa.Table, judged: pa.Table) -> pa.Table:
@@ -187,14 +184,14 @@ def routed(events: pa.Table, judged: pa.Table) -> pa.Table:
     return with_column(events, "op", kinds).filter(pc.is_valid(kinds))
 
 
-def judgement(routing: Routing) -> Column:
-    """Returns the operation that an event is for the target; NULL for none."""
+def judgement(routing: Routing) -> str:
+    """Returns in Spark SQL the operation that an event is for the target; NULL for none."""
     # PostgreSQL doesn't evaluate a filter on a row that doesn't exist. A condition that could fail
     # mustn't do so either.
     new = f"(op <> {DELETE} and coalesce({routing.new}, false))"
     old = f"coalesce({routing.old}, false)"
     was_in = f"(case {OLD_ROW} when {SENT} then {old} when {UNKNOWN} then true else {new} end)"
-    return F.expr(
+    return (
         f"case op when {INSERT} then case when {new} then op end"
         f" when {DELETE} then case when {was_in} then op end"
         # Each condition appears once, because Spark doesn't keep the result of an expression after

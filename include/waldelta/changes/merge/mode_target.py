@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import functions as F
 
 from waldelta.arrow import UTC_TIME, Bools, Ints, later, one_array
 from waldelta.changes.decode.collapse import (
@@ -44,7 +43,7 @@ from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
 from waldelta.pipeline import Job
 from waldelta.spark import Runner
 from waldelta.spark.runner import shares
-from waldelta.spark_sql import quote
+from waldelta.spark_sql import quote_in_template
 from waldelta.target_modes.target_mode import MOVED, STATE_XID, TO_LSN, TO_TS, Fold, TargetMode
 from waldelta.types import TargetType
 from waldelta.types.hstore import Hstore
@@ -496,8 +495,11 @@ class _Lookup:
         # A column of the target may have the name of a staged one.
         renamed = [f"{base} as _wd_k{k}" for k, base in enumerate(self._bases)]
         keys = spark.read.parquet(self.versions.folder).selectExpr(*renamed)
-        on = F.expr(" and ".join(f"{quote(n)} = _wd_k{k}" for k, n in enumerate(target.key_names)))
-        rows.join(keys, on, "left_semi").write.mode("overwrite").parquet(self._folder)
+        names = map(quote_in_template, target.key_names)
+        on = " and ".join(f"{name} = _wd_k{k}" for k, name in enumerate(names))
+        joined = f"select * from {{rows}} left semi join {{keys}} on {on}"  # noqa: S608 - quoted
+        current = spark.sql(joined, rows=rows, keys=keys)
+        current.write.mode("overwrite").parquet(self._folder)
         return NetFiles.of(self._folder, self.versions.lake)
 
     def current_of(self, current: NetFiles, versions: pa.Table) -> pa.Table:

@@ -7,17 +7,13 @@ changes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pyspark.errors import AnalysisException
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
 
 from waldelta.changes.merge.reshape import partitions_after, reshape_small
 from waldelta.changes.merge.statements import CommitTag
@@ -69,11 +65,15 @@ from waldelta.snapshot.read_table import METADATA_COLUMNS
 from waldelta.spark import Runner
 from waldelta.spark.arrow_schema import ddl, sql_type
 from waldelta.spark.session import session_settings
-from waldelta.spark_sql import quote
+from waldelta.spark_sql import quote, string
 from waldelta.target_modes.column_names import clashes
 from waldelta.target_modes.target_mode import TargetMode
 from waldelta.types import TargetType, column_types
 from waldelta.types.json import Variant
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
 
 log = logging.getLogger(__name__)
 
@@ -156,8 +156,8 @@ def stored_frame(frame: DataFrame, columns: Iterable[tuple[str, TargetType]]) ->
     stores them.
     """
     forms = {name: kind.stored_sql(quote(name)) for name, kind in columns}
-    return frame.select(
-        *(F.expr(forms.get(name, quote(name))).alias(name) for name in frame.columns)
+    return frame.selectExpr(
+        *(f"{forms.get(name, quote(name))} as {quote(name)}" for name in frame.columns)
     )
 
 
@@ -247,9 +247,9 @@ def _plainly_typed(frame: DataFrame) -> DataFrame:
     A Connect client sends strings with an explicit collation, which would become part of the
     table's schema; delta-rs can't open such a table.
     """
-    return frame.select(
+    return frame.selectExpr(
         *(
-            F.expr(f"cast({quote(f.name)} as {sql_type(f.dataType)})").alias(f.name)
+            f"cast({quote(f.name)} as {sql_type(f.dataType)}) as {quote(f.name)}"
             for f in frame.schema.fields
         )
     )
@@ -277,7 +277,7 @@ def target_write_error(target: DeltaTarget, err: Exception) -> WaldeltaError:
 def _read_schema(runner: Runner, target: DeltaTarget) -> StructType | None:
     try:
         return target.frame(runner.spark()).schema
-    except AnalysisException as err:
+    except Exception as err:
         if is_absent(err):
             return None
         raise
@@ -452,56 +452,61 @@ def _reshaped(
             staged,
             pa.table({_FILL.format(numbers[name]): value for name, (value, _) in typed.items()}),
         )
-        frame = frame.crossJoin(F.broadcast(frame.sparkSession.read.parquet(staged)))
+        frame = frame.crossJoin(frame.sparkSession.read.parquet(staged).hint("broadcast"))
     columns = [
-        _expression(c, numbers, types, metadata_columns=mode is not None).alias(c.state.name)
+        f"{_value(c, numbers, types, metadata_columns=mode is not None)} as {quote(c.state.name)}"
         for c in evolution.columns
     ]
     if mode is not None:
         raws = {name: raw[0].as_py() for name, (_, raw) in typed.items() if raw is not None}
-        columns += [F.col(LSN), F.col(COMMIT_TS), _raw(evolution, types, raws).alias(RAW)]
+        columns += [LSN, COMMIT_TS, f"{_raw(evolution, types, raws)} as {RAW}"]
         sources = {c.state.name: c.source or c.state.name for c in evolution.columns}
         key = {name: (sources[name], types[name].spark) for name in evolution.key_columns}
-        columns += map(F.expr, mode.evolved_columns(key))
-    return frame.select(*columns, *(F.col(quote(name)) for name in foreign))
+        columns += mode.evolved_columns(key)
+    return frame.selectExpr(*columns, *map(quote, foreign))
 
 
-def _expression(
+def _value(
     column: NewColumn,
     fills: dict[str, int],
     types: dict[str, TargetType],
     *,
     metadata_columns: bool,
-) -> Column:
+) -> str:
+    """Returns the value of a column after an evolution, in Spark SQL."""
     name = column.state.name
     if column.source is None:
         if name not in fills:
-            return F.lit(None).cast(types[name].spark)
-        return F.expr(types[name].stored_sql(_FILL.format(fills[name])))
-    source = F.col(quote(column.source))
+            return f"cast(null as {types[name].spark})"
+        return types[name].stored_sql(_FILL.format(fills[name]))
+    source = quote(column.source)
     if column.same_type:
         return source
     # A value that the narrower type couldn't hold is in the raw column. A string can hold it.
-    widened = source.cast(types[name].spark)
+    widened = f"cast({source} as {types[name].spark})"
     verbatim = metadata_columns and types[name].is_text
-    return F.coalesce(F.col(RAW)[column.source], widened) if verbatim else widened
+    return f"coalesce({RAW}[{string(column.source)}], {widened})" if verbatim else widened
 
 
-def _raw(evolution: Evolution, types: dict[str, TargetType], fills: dict[str, str]) -> Column:
-    """Returns the raw values of retained columns, under the columns' new names, and those of new
-    columns.
+def _raw(evolution: Evolution, types: dict[str, TargetType], fills: dict[str, str]) -> str:
+    """Returns in Spark SQL the raw values of retained columns, under the columns' new names, and
+    those of new columns.
     """
     new_names = {
         c.source: c.state.name
         for c in evolution.columns
         if c.source is not None and (c.same_type or not types[c.state.name].is_text)
     }
-    raw = F.map_filter(RAW, lambda k, _: k.isin(*new_names)) if new_names else F.lit(None)
+    retained = ", ".join(map(string, new_names))
+    raw = f"map_filter({RAW}, (k, v) -> k in ({retained}))" if new_names else "null"
     renamed = {old: new for old, new in new_names.items() if old != new}
     if renamed:
-        named = F.create_map(*[F.lit(text) for pair in renamed.items() for text in pair])
-        raw = F.transform_keys(raw, lambda k, _: F.coalesce(named[k], k))
+        raw = f"transform_keys({raw}, (k, v) -> coalesce({_map(renamed)}[k], k))"
+    raw = f"cast({raw} as map<string,string>)"
     if fills:
-        new = F.create_map(*[F.lit(text) for pair in fills.items() for text in pair])
-        raw = F.map_concat(F.coalesce(raw, F.create_map().cast("map<string,string>")), new)
-    return F.when(F.size(raw) > 0, raw).cast("map<string,string>")
+        raw = f"map_concat(coalesce({raw}, cast(map() as map<string,string>)), {_map(fills)})"
+    return f"case when size({raw}) > 0 then {raw} end"
+
+
+def _map(texts: Mapping[str, str]) -> str:
+    return f"map({', '.join(string(text) for pair in texts.items() for text in pair)})"

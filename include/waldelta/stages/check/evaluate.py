@@ -16,13 +16,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.dataset as ds
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
 from waldelta.errors import (
     ConfigError,
@@ -81,6 +79,9 @@ from waldelta.stages.check.suite.kinds import (
     row_conditions,
 )
 from waldelta.stages.check.suite.sql_conditions import listed
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 log = logging.getLogger(__name__)
 
@@ -172,7 +173,7 @@ class SuiteEvaluation:
                 since = changed_since(self.run.history, self.rows.target, self.plan)
                 if since is not None:
                     counts |= self._by_spark(
-                        remaining, lambda frame: frame.where(F.col(LSN) >= since)
+                        remaining, lambda frame: frame.where(f"{LSN} >= {since}")
                     )
             self._keep({n: count for n, count in counts.items() if not count.rows})
             conditions = _without(conditions, self.outcomes)

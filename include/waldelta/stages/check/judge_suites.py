@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
 
 from waldelta.config.expectation_files import OwnSuiteFile, TargetColumns, is_sql
 from waldelta.errors import SlotMissing, WaldeltaError, class_and_text
@@ -41,6 +41,9 @@ from waldelta.stages.check.suite.kinds import kind_of, plan_own, row_conditions
 from waldelta.stages.check.suite.row_kinds import is_of_column
 from waldelta.stages.setup.preflight.targets import JudgeSuite
 from waldelta.types import stored_type
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 log = logging.getLogger(__name__)
 

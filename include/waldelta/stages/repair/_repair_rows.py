@@ -17,7 +17,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from psycopg import sql
-from pyspark.sql import functions as F
 
 from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_PURGE
 from waldelta.changes.decode.net_rows import first_of_each, key_codes, named_keys, typed_columns
@@ -342,8 +341,8 @@ def _leaving_keys(runner: Runner, job: Job, rows: RepairRows, folder: str) -> pa
         if leaves is not None:
             return small.filter(leaves).select(names).rename_columns(bases).cast(schema)
     leaving = target.frame(runner.spark()).where(rows.leaves)
-    columns = [F.col(quote(name)).alias(base) for name, base in zip(names, bases, strict=True)]
-    leaving.select(*columns).write.mode("overwrite").parquet(folder)
+    columns = [f"{quote(name)} as {base}" for name, base in zip(names, bases, strict=True)]
+    leaving.selectExpr(*columns).write.mode("overwrite").parquet(folder)
     # Spark's files don't store these types exactly.
     return open_parquet(folder).to_table().cast(schema)
 

@@ -8,9 +8,9 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
 
 from waldelta.arrow import UTC_TIME
 from waldelta.changes.merge.commits import (
@@ -71,6 +71,9 @@ from waldelta.stages.sync._write_files import (
     open_target,
 )
 from waldelta.target_modes.target_mode import TargetMode
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 log = logging.getLogger(__name__)
 

@@ -13,17 +13,13 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial, reduce
+from functools import partial
 from itertools import repeat
-from operator import and_
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-from pyspark.errors import ParseException
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
 from waldelta.arrow import Ints
 from waldelta.changes.decode.net_rows import values_as_json
@@ -44,11 +40,13 @@ from waldelta.pipeline.targets.quarantined_rows import QUARANTINE, STOP
 from waldelta.quantities import counted
 from waldelta.row_filter.spark.evaluate import evaluate
 from waldelta.spark import Runner
+from waldelta.spark_sql import quote
 from waldelta.stages.check.great_expectations.own_expectations import (
     Conditions,
     arrow_conditions,
     count_by_arrow,
     count_by_spark,
+    is_parse_error,
     judge_each,
     judge_rows,
     unevaluable,
@@ -64,6 +62,9 @@ from waldelta.stages.check.suite.expectation import (
 from waldelta.stages.check.suite.kinds import plan_own, row_conditions
 from waldelta.stages.check.suite.sql_conditions import columns_of
 from waldelta.types import TargetType
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 # More rows than this in one range are not a few bad ones: an operator must decide before anything
 # is merged.
@@ -312,14 +313,12 @@ class StagedRows:
         self, verdicts: Mapping[int, Verdict], conditions: Conditions, most: int | None
     ) -> None:
         spark = self.runner.spark("a gate that only Spark evaluates")
-        _ = spark.version  # Conditions can be made only once the session has started.
         flags = self.columns.flags_of(None)
-        place = [F.col("_metadata.file_name"), F.col("_metadata.row_index")]
-        staged_columns = [column.alias(name) for column, name in zip(place, _PLACE, strict=True)]
-        staged_columns += [F.col(flag.removeprefix(_OWN)).alias(flag) for flag in flags]
-        rows = spark.read.parquet(self.files.folder).where(self.where)
-        values = [F.expr(value).alias(name) for name, value in self.columns.staged.items()]
-        rows = rows.select(*staged_columns, *values)
+        place = ("_metadata.file_name", "_metadata.row_index")
+        columns = [f"{column} as {name}" for column, name in zip(place, _PLACE, strict=True)]
+        columns += [f"{flag.removeprefix(_OWN)} as {flag}" for flag in flags]
+        columns += [f"{value} as {quote(name)}" for name, value in self.columns.staged.items()]
+        rows = spark.read.parquet(self.files.folder).where(self.where).selectExpr(*columns)
         counts, errors = count_by_spark(rows, conditions, most)
         whole_verdicts = [verdict for n, verdict in verdicts.items() if n not in conditions]
         self._check_judged(verdicts, errors, whole_verdicts)
@@ -340,8 +339,8 @@ class StagedRows:
             ) from next(iter(errors.values()))
         for verdict in whole_verdicts:
             used = self.columns.flags_of(_used_columns([*self.columns.types], verdict.item.kwargs))
-            complete_rows = rows.where(reduce(and_, (~F.col(flag) for flag in used), F.lit(True)))
-            complete_rows = complete_rows.drop(*flags, *_PLACE)
+            are_sent = " and ".join(f"not {flag}" for flag in used) or "true"
+            complete_rows = rows.where(are_sent).drop(*flags, *_PLACE)
             verdict.outcome = _outcome_as_a_whole(self.table, complete_rows, verdict.planned)
 
     def _check_judged(
@@ -354,7 +353,7 @@ class StagedRows:
         whys = {
             str(verdicts[n].planned.place): [why_unevaluable(err)]
             for n, err in errors.items()
-            if isinstance(err, ParseException)
+            if is_parse_error(err)
         }
         for verdict in whole_verdicts:
             why = why_refused(verdict.item, self.columns.of_target)

@@ -31,7 +31,6 @@ from waldelta.stages.check.suite.kinds import KINDS, SuitePlan, TargetKind, kind
 from waldelta.stages.check.suite.row_kinds import (
     RowKind,
     column_name,
-    count_rows,
     is_of_column,
     number_of,
 )
@@ -106,6 +105,13 @@ def why_unevaluable(err: Exception) -> str:
     if isinstance(err, (AnalysisException, ConfigError)):
         return str(err).strip().partition("\n")[0]
     return _condition_of(err) or type(err).__name__
+
+
+def is_parse_error(err: Exception) -> bool:
+    """Returns whether Spark can't parse an expectation's text."""
+    from pyspark.errors import ParseException
+
+    return isinstance(err, ParseException)
 
 
 def unevaluable(planned: PlannedExpectation, err: Exception) -> Outcome:
@@ -213,6 +219,8 @@ def count_by_spark(
     frame: DataFrame, conditions: Conditions, most: int | None = MOST_EXAMPLES
 ) -> tuple[Counts, dict[int, Exception]]:
     """Returns the rows that fail each condition, and why others can't be evaluated."""
+    from waldelta.stages.check.suite.spark_conditions import count_rows
+
     read_all = cache(frame.count)
 
     def count(numbers: Sequence[int]) -> Counts:

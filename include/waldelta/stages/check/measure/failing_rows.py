@@ -17,20 +17,21 @@ from datetime import datetime
 from decimal import Decimal
 from functools import reduce
 from operator import or_
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
 from waldelta.errors import class_and_text
 from waldelta.lake import MOST_DRIVER_BYTES, READ_FAILURES, TargetVersion, query
 from waldelta.metadata_columns import PREFIX
 from waldelta.spark_sql import quote, quote_in_template
 from waldelta.target_modes.target_mode import TargetMode
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +97,7 @@ class LiveRows:
 # The rows of a version that this process reads without Spark, all or the live ones; and those that
 # either of them reads.
 VersionRows = TargetVersion | LiveRows
-Relation = DataFrame | VersionRows
+Relation: TypeAlias = "DataFrame | VersionRows"
 
 
 def rows_of(text: str, **relations: Relation) -> list[dict[str, Any]]:
@@ -311,10 +312,9 @@ class IntegerKey:
         """Returns the target's rows whose keys must be compared."""
         if self._ranges is None:
             return frame
-        column = F.col(quote(self._column))
-        return frame.where(
-            reduce(or_, [column.between(low, high) for low, high in self._ranges], F.lit(False))
-        )
+        column = quote(self._column)
+        among = [f"{column} between {low} and {high}" for low, high in self._ranges]
+        return frame.where(" or ".join(among) or "false")
 
     def is_unique(self) -> bool:
         """Returns whether Arrow finds no value in two rows; False also when only Spark can decide.

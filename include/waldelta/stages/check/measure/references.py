@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
 from waldelta.changes.merge.target_table import read_query
 from waldelta.lake import DeltaTarget, TargetVersion
@@ -37,6 +36,9 @@ from waldelta.stages.check.measure.failing_rows import (
 )
 from waldelta.types.base import Comparison
 from waldelta.types.type_map import key_type
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 # Takes the place of a column name in an expectation's arguments.
 FOREIGN_KEY = "_wd_foreign_key"
@@ -398,7 +400,7 @@ def count_rows_without_parent(runner: Runner, reference: Reference) -> FailingRo
             return rows_without_parent(reference, *sides)
     rows, parents = (side.target.frame(runner) for side in reference.sides)
     if reference.since is not None:
-        rows = rows.where(F.col(LSN) >= reference.since)
+        rows = rows.where(f"{LSN} >= {reference.since}")
     return rows_without_parent(reference, rows, parents)
 
 

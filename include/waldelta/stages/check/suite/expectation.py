@@ -6,16 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from functools import cache, reduce
-from operator import and_
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
 
 from waldelta.config.expectation_files import Severity
 from waldelta.errors import QualityFailed, WaldeltaError
@@ -44,6 +41,9 @@ from waldelta.stages.check.measure.profile import (
 )
 from waldelta.stages.check.measure.references import CheckedTarget, Reference
 from waldelta.stages.check.suite.sql_conditions import listed
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,14 +396,6 @@ class RowCondition:
     suffices: str | None = None
     unsent: Sequence[str] = ()
     example_columns: Sequence[str] = ()
-
-    @property
-    def unexpected(self) -> Column:
-        """Returns by Spark whether a row fails; it may be null where it doesn't."""
-        met = F.expr(self.met)
-        fails = ~(met if self.null_meets else F.coalesce(met, F.lit(False)))
-        fails = fails if self.judged == ALL_ROWS else F.expr(self.judged) & fails
-        return reduce(and_, (~F.col(flag) for flag in self.unsent), fails)
 
     @property
     def read_by_arrow(self) -> Sequence[str] | None:

@@ -17,9 +17,6 @@ from functools import partial
 from itertools import chain
 from typing import Any, Literal
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
-
 from waldelta.config.expectation_files import Severity
 from waldelta.errors import FilterNotTranslatable
 from waldelta.lake.ledger import ColumnState
@@ -36,7 +33,7 @@ from waldelta.stages.check.constraints.constraints import (
     DeclaredType,
     base_columns,
 )
-from waldelta.stages.check.measure.failing_rows import MOST_EXAMPLES, FailingRows
+from waldelta.stages.check.measure.failing_rows import FailingRows
 from waldelta.stages.check.suite.expectation import (
     ALL_ROWS,
     Argument,
@@ -66,9 +63,6 @@ ROWS_SATISFY = "expect_target_rows_to_satisfy"
 LENGTHS_BETWEEN = "expect_column_value_lengths_to_be_between"
 LENGTHS_EQUAL = "expect_column_value_lengths_to_equal"
 MATCH_REGEX = "expect_column_values_to_match_regex"
-# Examples cost a query for each expectation. So of the failing expectations of a group, only this
-# many get examples.
-_MOST_SHOWN = 50
 # Which rows an expectation applies to: all, those with a value in every column, or in any.
 Judges = Literal["all", "complete", "any"]
 # The argument of an expectation on pairs of columns that says which pairs it ignores; by default
@@ -182,41 +176,6 @@ class RowsSatisfy(RowKind):
 def is_of_column(kind: ExpectationKind) -> bool:
     """Returns whether a kind judges each value of one column."""
     return isinstance(kind, RowKind) and kind.columns == _COLUMN
-
-
-def count_rows(
-    frame: DataFrame, conditions: Mapping[int, RowCondition], most: int | None = MOST_EXAMPLES
-) -> dict[int, FailingRows]:
-    """Returns of each condition how many rows fail it, how many it applies to, and at most so many
-    examples (None: all).
-
-    One query counts for all conditions. It compiles each of them, so what all rows are judged by
-    counts nothing but the rows that fail.
-    """
-    if not conditions:
-        return {}
-    counted = {f"f{n}": c.unexpected for n, c in conditions.items()}
-    counted |= {f"j{n}": F.expr(c.judged) for n, c in conditions.items() if c.judged != ALL_ROWS}
-    counts = [F.count_if(condition).alias(name) for name, condition in counted.items()]
-    (row,) = frame.agg(F.count("*").alias("total"), *counts).collect()
-    counts_of, total = row.asDict(), row["total"]
-    # A condition may name a struct's fields too, which are no columns.
-    names = {name.lower() for name in frame.columns}
-    columns = {
-        n: [c for c in of.example_columns if c.lower() in names] for n, of in conditions.items()
-    }
-    failing_numbers = [n for n in conditions if counts_of[f"f{n}"] and columns[n]]
-    examples = {}
-    for n in failing_numbers if most is None else failing_numbers[:_MOST_SHOWN]:
-        failing = frame.where(conditions[n].unexpected).select(*map(quote, columns[n]))
-        failing = failing if most is None else failing.limit(most)
-        examples[n] = tuple(failing.toArrow().to_pylist())
-    return {
-        n: FailingRows(
-            counts_of[f"f{n}"], examples.get(n, ()), counts_of.get(f"j{n}", total), total
-        )
-        for n in conditions
-    }
 
 
 def column_name(column: Any) -> str:

@@ -15,14 +15,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
 from waldelta.arrow import Bools, Ints, one_array
 from waldelta.changes.decode.collapse import ACTION_UPSERT, ColumnNumbering
@@ -58,6 +56,9 @@ from waldelta.spark import Runner
 from waldelta.spark.runner import shares
 from waldelta.spark_sql import parquet, quote
 from waldelta.types import TargetType
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 log = logging.getLogger(__name__)
 
@@ -381,20 +382,17 @@ def _divided(
 def _export(runner: Runner, expected: ExpectedRows, frame: DataFrame) -> FileRows:
     """Have Spark write the rows to compare as files that Arrow reads, with columns ``c<i>``."""
     folder, numbering = f"{expected.folder}/exported", expected.numbering
-    columns = [
-        F.expr(kind.exact_sql(quote(name)) if kind.stored_sql(name) != name else quote(name))
+    values = [
+        kind.exact_sql(quote(name)) if kind.stored_sql(name) != name else quote(name)
         for name, kind in expected.copy.columns
     ]
-    names = [f"c{i}" for i in range(len(columns))]
-    raw = [F.col(RAW)] if expected.net_columns.metadata else []
-    rows = frame.select(*(c.alias(n) for c, n in zip(columns, names, strict=True)), *raw)
+    raw = [RAW] if expected.net_columns.metadata else []
+    rows = frame.selectExpr(*(f"{value} as c{i}" for i, value in enumerate(values)), *raw)
     if not expected.is_whole:
-        keys = runner.spark().read.parquet(expected.bucket("expected", 0)).select(*numbering.bases)
-        on = [
-            F.col(f"c{i}") == F.col(base)
-            for base, i in zip(numbering.bases, numbering.key, strict=True)
-        ]
-        rows = rows.join(keys, on, "left_semi")
+        names = [f"c{i}" for i in numbering.key]
+        keys = runner.spark().read.parquet(expected.bucket("expected", 0))
+        keys = keys.select(*numbering.bases).toDF(*names)
+        rows = rows.join(keys, names, "left_semi")
     rows.write.mode("overwrite").parquet(folder)
     return FileRows.of_folder(folder, expected.lake)
 

@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-from pyspark.sql import functions as F
 
 from waldelta.arrow import storage
 from waldelta.changes.stage.net_files import batches
@@ -22,7 +21,7 @@ from waldelta.lake.storage import row_group_bytes
 from waldelta.metadata_columns import RAW
 from waldelta.spark import Runner
 from waldelta.spark.arrow_schema import ddl
-from waldelta.spark_sql import quote
+from waldelta.spark_sql import quote, string
 from waldelta.stages.repair.reconcile._checksum import (
     Fingerprint,
     Hashes,
@@ -156,16 +155,14 @@ class TargetSide:
 
     def _run_by_spark(self, task: Callable[[Batches], Batches], schema: pa.Schema) -> pa.Table:
         frame = self.target.frame(self.runner.spark(), self.version)
-        columns = [
-            F.col(quote(name)).alias(f"c{n}") for n, (name, _) in enumerate(self.plan.columns)
-        ]
+        columns = [f"{quote(name)} as c{n}" for n, (name, _) in enumerate(self.plan.columns)]
         # The map itself isn't passed: Spark's time to compute its size grows with the square of a
         # batch's rows.
         raws = [
-            F.try_element_at(RAW, F.lit(name)).alias(f"r{n}")
+            f"try_element_at({RAW}, {string(name)}) as r{n}"
             for n, name in enumerate(self.plan.raw_columns)
         ]
-        compared = frame.select(*columns, *raws)
+        compared = frame.selectExpr(*columns, *raws)
         return compared.mapInArrow(task, ddl(schema)).toArrow().cast(schema).combine_chunks()
 
 
