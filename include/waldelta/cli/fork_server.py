@@ -215,7 +215,7 @@ class ForkServer:
                 os.umask(umask)
             sys.argv = [COMMAND, *request["arguments"]]
             logging.getLogger().handlers.clear()
-            gc.set_threshold(100_000, 50, 50)  # As in __main__; what was imported stays frozen.
+            gc.set_threshold(500_000, 10, 50)  # As in __main__; what was imported stays frozen.
             gc.enable()
         except BaseException:
             traceback.print_exc()
