@@ -32,7 +32,7 @@ from waldelta.lake.ledger import (
     TargetCut,
 )
 from waldelta.lake.ledger.check_records import Reconciliations
-from waldelta.stages.check.reports.page import ReportEntry
+from waldelta.stages.check.reports.entries import ReportEntry
 
 DAGS: tuple[DagKind, ...] = (
     "setup",

@@ -15,7 +15,8 @@ from tests.pictures.lakes import run_id
 from tests.pictures.story import TALES, today
 from tests.support.bookkeeping import NOON
 from tests.support.browser import CUT, LOW_CONTRAST, SPLIT, WIDER, open_browser, prefer
-from waldelta.stages.check.reports.page import ReportEntry, checked_runs, static_index
+from waldelta.stages.check.reports.entries import ReportEntry, checked_runs
+from waldelta.stages.check.reports.page import static_index
 
 pytestmark = pytest.mark.nightly("needs a browser; unit tests read the same pages")
 

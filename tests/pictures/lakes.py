@@ -35,7 +35,7 @@ from waldelta.lsn import Lsn
 from waldelta.pipeline import RunResult, StageResult, describe_error
 from waldelta.pipeline.run_result import ReportedLag
 from waldelta.quantities import size
-from waldelta.stages.check.reports.page import ReportEntry
+from waldelta.stages.check.reports.entries import ReportEntry
 
 _MEANINGS = (
     "key (id) is unique", "key column id has no nulls", "NOT NULL column created_at has no nulls",

@@ -16,7 +16,7 @@ from waldelta.lake.ledger.records import LedgerRow, schema_of
 from waldelta.lake.ledger.table import in_order
 from waldelta.pipeline.report_folder import CHECKS
 from waldelta.stages.check.reports.docs_store import DocsStore
-from waldelta.stages.check.reports.page import ReportEntry
+from waldelta.stages.check.reports.entries import ReportEntry
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

@@ -68,13 +68,8 @@ from waldelta.monitoring.table_list import (
 )
 from waldelta.postgres.publication_checks import listed
 from waldelta.stages.check.reports.docs_store import DocsStore
-from waldelta.stages.check.reports.page import (
-    CheckedRun,
-    ReportEntry,
-    checked_runs,
-    parts,
-    table_index,
-)
+from waldelta.stages.check.reports.entries import CheckedRun, ReportEntry, checked_runs
+from waldelta.stages.check.reports.page import parts, table_index
 from waldelta_airflow._connections import pipeline_lake
 from waldelta_airflow._dag_attention import of_dags, schedule_of
 from waldelta_airflow.views._access import (

@@ -18,7 +18,7 @@ from waldelta.pipeline.report_folder import judge_docs
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.stages.check.reports.data_docs import list_reconciliation, list_reports, prune_reports
 from waldelta.stages.check.reports.docs_store import CHECKS, DocsStore
-from waldelta.stages.check.reports.page import ReportEntry
+from waldelta.stages.check.reports.entries import ReportEntry
 from waldelta.stages.check.suite.expectation import TableVerdict
 from waldelta_airflow.views._pages import read_reports, reports_of
 

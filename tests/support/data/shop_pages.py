@@ -23,7 +23,7 @@ from waldelta.lake.ledger import (
 )
 from waldelta.lake.ledger.check_records import ColumnDifference, Reconciliations
 from waldelta.monitoring.stopped_tables import Stopped, Unmet
-from waldelta.stages.check.reports.page import ReportEntry
+from waldelta.stages.check.reports.entries import ReportEntry
 
 HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(2)>\u202e\x9b'
 OWN = {"sec-fetch-site": "same-origin"}

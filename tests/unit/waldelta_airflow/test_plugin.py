@@ -9,7 +9,7 @@ from tests.support.bookkeeping import add_reports
 from waldelta.config import load_pipeline_file
 from waldelta.lake import Lake
 from waldelta.stages.check.reports.docs_store import DocsStore
-from waldelta.stages.check.reports.page import ReportEntry
+from waldelta.stages.check.reports.entries import ReportEntry
 from waldelta_airflow.plugin import DeferredApp
 from waldelta_airflow.views._pages import reports_of
 

@@ -51,15 +51,7 @@ from waldelta.stages.check.evaluate import judge_target
 from waldelta.stages.check.great_expectations.lazy_import import import_great_expectations
 from waldelta.stages.check.measure.profile import ProfileBounds, bounds_of
 from waldelta.stages.check.measure.references import CheckedTarget
-from waldelta.stages.check.reports.data_docs import (
-    Trend,
-    check_page,
-    list_reports,
-    page_name,
-    pages_may_be_missing,
-    read_trends,
-)
-from waldelta.stages.check.reports.docs_store import DocsStore, RunFolder
+from waldelta.stages.check.reports.docs_store import DocsStore
 from waldelta.stages.check.suite.expectation import (
     QualityReport,
     SourceRules,
@@ -224,53 +216,16 @@ def _judge(run: CheckRun, ledger: Ledger, states: Sequence[TableState]) -> Quali
         run, rules=_without_references(run.rules, {verdict.table for verdict in verdicts})
     )
     verdicts += run.pool.map(partial(judge_target, run), targets)
+    verdicts.sort(key=lambda verdict: verdict.table)
     docs = DocsStore(run.pipeline, ledger.lake)
     place = docs.begin(CHECKS, run.run_id, run.began)
-    by_name = {target.state.table_name: target for target in targets}
-    paged = [verdict.table for verdict in verdicts if run.outcome.has_page(verdict)]
-    trends = read_trends(ledger, paged, run.began) if paged else {}
-    verdicts = [
-        replace(
-            verdict,
-            page=_write_page(run, place, by_name[verdict.table], verdict, trends[verdict.table]),
-        )
-        if run.outcome.has_page(verdict)
-        else verdict
-        for verdict in verdicts
-    ]
-    verdicts.sort(key=lambda verdict: verdict.table)
-    listed = [each for each in verdicts if each.version is None or run.outcome.has_page(each)]
-    index = list_reports(place, run.run_id, run.began, listed) if listed else docs.index
+    index: Path | str | None = docs.index
+    if any(each.version is None or run.outcome.has_page(each) for each in verdicts):
+        # A check that writes no page doesn't load the templates.
+        from waldelta.stages.check.write_pages import write_pages
+
+        verdicts, index = write_pages(run, ledger, place, targets, verdicts)
     return QualityReport(run.run_id, tuple(verdicts), index, tuple(run.own_suites.unused))
-
-
-def _write_page(
-    run: CheckRun,
-    place: RunFolder,
-    target: CheckedTarget,
-    verdict: TableVerdict,
-    trend: Trend,
-) -> Path | str | None:
-    """Write a verdict's page; returns where it is, or None where nothing could be judged."""
-    if all(outcome.error is not None for outcome in verdict.outcomes):
-        return None
-    from waldelta.stages.check.great_expectations.run_suite import suite_result
-
-    errors = [str(outcome.error) for outcome in verdict.outcomes if outcome.error is not None]
-    facts = {
-        "pipeline": run.pipeline.pipeline,
-        "table": verdict.table,
-        "Airflow run": run.run_id,
-        "Delta version": str(target.version),
-        "location": target.table.uri,
-    }
-    if omitted := (*verdict.omitted, *errors):
-        facts["not checked"] = "; ".join(omitted)
-    result = suite_result(verdict, page_name(verdict.table), facts)
-    page = check_page(result, trend.with_outcomes(verdict.outcomes, run.began))
-    with pages_may_be_missing():
-        return place.write_page(page_name(verdict.table), page)
-    return None
 
 
 @contextmanager

@@ -13,7 +13,8 @@ from waldelta.lake.ledger import Reconciliation, RowDifference, now
 from waldelta.lake.ledger.check_records import ColumnDifference, Reconciliations, last_answers
 from waldelta.stages.check.reports.data_docs import list_reconciliation
 from waldelta.stages.check.reports.docs_store import RECONCILIATIONS, DocsStore
-from waldelta.stages.check.reports.page import checked_runs, static_index
+from waldelta.stages.check.reports.entries import checked_runs
+from waldelta.stages.check.reports.page import static_index
 
 HOSTILE = "<script>alert(1)</script>"
 

@@ -19,7 +19,7 @@ from waldelta.lake import Lake, local_path
 from waldelta.lake.ledger import ExpectationResult, Ledger, Run, TableState, now
 from waldelta.monitoring.attention import Attention
 from waldelta.monitoring.check_results import HeatMap, read_failed
-from waldelta.stages.check.reports.page import ReportEntry
+from waldelta.stages.check.reports.entries import ReportEntry
 from waldelta_airflow.alerts.evaluation import Alert, _with_details
 from waldelta_airflow.alerts.sending import message_of
 from waldelta_airflow.views._pages import _by_column

@@ -44,7 +44,8 @@ from waldelta.permissions import OWNER_ONLY, private_files
 from waldelta.pipeline.report_folder import CHECKS, RECONCILIATIONS
 from waldelta.quantities import counted
 from waldelta.stages.check.reports.docs_store import DocsStore, RunFolder
-from waldelta.stages.check.reports.page import ReportEntry, parts, render, templates
+from waldelta.stages.check.reports.entries import ReportEntry
+from waldelta.stages.check.reports.page import parts, render, templates
 from waldelta.stages.check.suite.expectation import Outcome, TableVerdict
 
 if TYPE_CHECKING:

@@ -12,14 +12,8 @@ from tests.support.bookkeeping import add_reports
 from tests.support.pipelines import pipeline_file
 from waldelta.lake import Lake
 from waldelta.stages.check.reports.docs_store import CHECKS, DocsStore
-from waldelta.stages.check.reports.page import (
-    ReportEntry,
-    checked_runs,
-    dump_entry,
-    parse_entry,
-    static_index,
-    table_index,
-)
+from waldelta.stages.check.reports.entries import ReportEntry, checked_runs, dump_entry, parse_entry
+from waldelta.stages.check.reports.page import static_index, table_index
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
