@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from types import MappingProxyType
 from typing import Final, Literal
 
@@ -160,7 +161,8 @@ class Attention:
     page, and is empty for that page. ``anchor`` names a part of the page. Without either there is
     nothing more to see. ``objects`` are the tables concerned, if it is about tables. ``cause`` is
     the class of an error: another one is news. ``details`` are lines about single objects.
-    ``waiting`` is the kind of what to decide on (WAITING_KINDS), if it is of the kind "decision".
+    ``waiting`` is the kind of what to decide on (WAITING_KINDS), if it is of the kind "decision",
+    and ``since`` when the first of it began to wait.
     """
 
     severity: AttentionLevel
@@ -172,6 +174,7 @@ class Attention:
     cause: str = ""
     details: tuple[tuple[str, str], ...] = ()
     waiting: str = ""
+    since: datetime | None = field(default=None, compare=False)
 
     def only(self, objects: Sequence[str]) -> Attention:
         """Returns the attention for some of its objects.

@@ -77,9 +77,11 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class FailedExpectation:
-    """An expectation that a check found not met; ``finding`` is in words, without values.
+    """An expectation that a check or a gate found not met; ``finding`` is in words, without values.
 
-    ``examples`` are some of the rows that fail it: each has its ``key``, and ``values``.
+    ``examples`` are some of the rows that fail it: each has its ``key``, empty where unknown, and
+    the ``values`` that the expectation reads. ``since`` is when it was first not met, without a
+    break. ``may_pass``: it is of a gate that a release lets changes pass.
     """
 
     at: datetime
@@ -88,7 +90,26 @@ class FailedExpectation:
     meaning: str
     severity: str
     finding: str
+    since: datetime
     examples: tuple[Mapping[str, Any], ...] = ()
+    may_pass: bool = False
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any], since: datetime | None = None) -> FailedExpectation:
+        """Returns the expectation of a stored result with the columns FAILED."""
+        count = row["unexpected_count"]
+        # The observed value may be a row's value, such as a maximum.
+        otherwise = "can't be evaluated" if row["success"] is None else "not met"
+        return cls(
+            row["at"],
+            row["run_id"],
+            row["table_name"],
+            row["meaning"],
+            row["severity"],
+            counted(count, "row") if count else otherwise,
+            since or row["at"],
+            tuple(map(json.loads, row["examples"] or ())),
+        )
 
     @property
     def verdict(self) -> Verdict:
@@ -104,6 +125,7 @@ class FailedExpectation:
         return f"{text}: {', '.join(rows)}"
 
 
+_RESULT = ("at", "table_name", "meaning", "success")
 _CHECK = tuple(name for name in Check.__dataclass_fields__ if name != "unmet")
 _JUDGED = ("severity", "meaning", "expectation", "version")
 
@@ -200,15 +222,16 @@ def read_latest_checks(
     included.
     """
     first = None if table is None else [table]
-    rows = _current(ledger, _JUDGED if table is None else _FAILED, since, tables, first)
+    rows = _current(ledger, _JUDGED if table is None else FAILED, since, tables, first)
     rows = _last_of(rows, ("table_name", "meaning"))
     # Discarding rows is no check: a table's check is as old as its results for a version.
     rows = rows.take(np.argsort(rows["version"].is_valid().to_numpy(), kind="stable"))
-    unmet = () if table is None else _failed(rows)
+    unmet = () if table is None else _failed(ledger, rows)
     return {of.table_name: replace(of, unmet=unmet) for of in _checks(rows, ("table_name",))}
 
 
-_FAILED = (*_JUDGED, "unexpected_count", "examples")
+# What FailedExpectation.of() reads, besides the columns that all checks have.
+FAILED = (*_JUDGED, "unexpected_count", "examples")
 
 
 def read_failed_in_run(ledger: Ledger, run_id: str) -> list[FailedExpectation]:
@@ -218,8 +241,8 @@ def read_failed_in_run(ledger: Ledger, run_id: str) -> list[FailedExpectation]:
     if ends["min"] is None:
         return []
     where = of_run & (pc.field("at") <= pa.scalar(ends["max"]))
-    rows = _without_retried(_read(ledger, ends["min"], _FAILED, where))
-    return _failed(_last_of(rows, ("table_name", "meaning")))
+    rows = _without_retried(_read(ledger, ends["min"], FAILED, where))
+    return _failed(ledger, _last_of(rows, ("table_name", "meaning")))
 
 
 def read_failed(ledger: Ledger, tables: Collection[str]) -> list[FailedExpectation]:
@@ -229,8 +252,8 @@ def read_failed(ledger: Ledger, tables: Collection[str]) -> list[FailedExpectati
     table that has been checked since.
     """
     since = now() - _RECENT
-    rows = _current(ledger, _FAILED, since, tables, tables)
-    return _failed(_last_of(rows, ("table_name", "meaning")))
+    rows = _current(ledger, FAILED, since, tables, tables)
+    return _failed(ledger, _last_of(rows, ("table_name", "meaning")))
 
 
 def _current(
@@ -304,23 +327,33 @@ def _last_at(entries: pa.Table) -> dict[str, datetime]:
     return dict(zip(ends["table_name"].to_pylist(), ends["at_max"].to_pylist(), strict=True))
 
 
-def _failed(rows: pa.Table) -> list[FailedExpectation]:
+def _failed(ledger: Ledger, rows: pa.Table) -> list[FailedExpectation]:
     missed = rows.filter(pc.invert(pc.field("success")) & pc.is_valid(pc.field("version")))
+    begins = _failing_since(ledger, missed) if missed.num_rows else {}
     expectations = [
-        FailedExpectation(
-            row["at"],
-            row["run_id"],
-            row["table_name"],
-            row["meaning"],
-            row["severity"],
-            counted(row["unexpected_count"], "row") if row["unexpected_count"] else "not met",
-            tuple(map(json.loads, row["examples"] or ())),
-        )
+        FailedExpectation.of(row, begins.get((row["table_name"], row["meaning"])))
         for row in missed.to_pylist()
     ]
     return sorted(
         expectations, key=lambda one: (one.verdict == "warning", one.table_name, one.meaning)
     )
+
+
+def _failing_since(ledger: Ledger, missed: pa.Table) -> dict[tuple[str, str], datetime]:
+    """Returns by table and meaning since when expectations aren't met, up to these results."""
+    last = pc.max(missed["at"]).as_py()
+    where = of_tables(missed["table_name"].unique().to_pylist()) & (pc.field("at") <= last)
+    where &= pc.field("meaning").isin(missed["meaning"].unique())
+    for step in _STEPS:
+        start = None if step is None else last - step
+        rows = ledger.table(ExpectationResult).scan(_RESULT, start, where)
+        met = _newest(rows.filter(pc.field("success")), rows, "meaning")
+        if not met.null_count:
+            break
+    unmet = rows.filter(pc.fill_null(pc.greater(rows["at"], met), True))
+    groups = unmet.group_by(["table_name", "meaning"], use_threads=False)
+    begins = groups.aggregate([("at", "min")]).to_pylist()
+    return {(row["table_name"], row["meaning"]): row["at_min"] for row in begins}
 
 
 def _checked(rows: pa.Table) -> pa.Table:

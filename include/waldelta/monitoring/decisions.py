@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -70,11 +70,24 @@ def read_open(ledger: Ledger, keys: pa.Table) -> list[Decision]:
     return [by_key[key] for key in in_order if key in by_key]
 
 
-def read_reasons(ledger: Ledger, tables: Collection[str]) -> list[str]:
-    """Returns why rows of these tables are in quarantine, each reason once."""
+class Quarantine(NamedTuple):
+    """Why rows of a table are in quarantine, each reason once, and since when the first of them."""
+
+    reasons: Sequence[str]
+    since: datetime
+
+
+def read_quarantine(ledger: Ledger, tables: Collection[str]) -> dict[str, Quarantine]:
+    """Returns by table what is in quarantine of these tables."""
+    if not tables:
+        return {}
     keys = Decisions(ledger.lake).scan_open(target_generations(ledger), ("reason",))
-    keys = keys.filter(pc.is_in(keys["table_name"], value_set=pa.array(tables, pa.string())))
-    return sorted(filter(None, keys["reason"].unique().to_pylist()))
+    groups = keys.filter(pc.field("table_name").isin(tables)).group_by("table_name")
+    rows = groups.aggregate([("reason", "distinct"), ("at", "min")]).to_pylist()
+    return {
+        row["table_name"]: Quarantine(sorted(filter(None, row["reason_distinct"])), row["at_min"])
+        for row in rows
+    }
 
 
 def read_by_id(ledger: Ledger, row_id: str) -> Decision | None:
@@ -222,12 +235,13 @@ def _is_outlived(commit: ExternalCommit, name: str, compared: Compared) -> bool:
 @dataclass(frozen=True, slots=True)
 class WaitingItem:
     """One thing that waits: what is said of its ``tables``, how lists show it, and the ``value`` of
-    its reader.
+    its reader, which waits ``since`` then.
     """
 
     kind: str
     tables: tuple[str, ...]
     value: Any
+    since: datetime | None
     detail: str = ""
     listed: Sequence[dict[str, Any]] = ()
 
@@ -268,7 +282,7 @@ class Waiting:
 
     def attention(self, lines: Iterable[TableLine]) -> Iterator[Attention]:
         """Yields attention, one for all tables where the same waits; ``lines`` count rows."""
-        rows = [WaitingItem("rows", (of.table_name,), of) for of in lines if of.in_quarantine]
+        rows = [WaitingItem("rows", (of.table_name,), of, None) for of in lines if of.in_quarantine]
         waits: dict[str, dict[Attention, None]] = defaultdict(dict)
         for item in (*self.items, *rows):
             for name in item.tables:
@@ -278,6 +292,8 @@ class Waiting:
             alike[tuple(waits[name])].append(name)
         commits, order = self.of("external_commit"), list(WAITING_KINDS)
         for parts, tables in alike.items():
+            about = {ANY_TABLE if name == UNNAMED else name for name in tables}
+            times = [item.since for item in self.items if not about.isdisjoint(item.tables)]
             yield replace(
                 min(parts, key=lambda part: order.index(part.waiting)),
                 severity=worst_first(parts)[0].severity,
@@ -292,12 +308,13 @@ class Waiting:
                     for row in commits
                     if row.table_name in tables
                 ),
+                since=min(filter(None, times), default=None),
             )
 
 
 def _of_gate(gate: Stopped) -> WaitingItem:
     kind = "released" if gate.released else "gate"
-    return WaitingItem(kind, (gate.table_name,), gate, gate.describe(), gate.as_json())
+    return WaitingItem(kind, (gate.table_name,), gate, gate.since, gate.describe(), gate.as_json())
 
 
 def _of_message(message: OpenMessage) -> WaitingItem:
@@ -305,14 +322,14 @@ def _of_message(message: OpenMessage) -> WaitingItem:
     if message.is_skipped:
         when = "" if message.is_applied else ", which no run has applied yet"
         kind, detail = "skipped", f"{message.row.id} was skipped{when}"
-    return WaitingItem(kind, message.tables, message, detail, [as_json(message)])
+    return WaitingItem(kind, message.tables, message, message.row.at, detail, [as_json(message)])
 
 
 def _of_row(row: Decision) -> WaitingItem:
     kind, detail = kind_of(row.kind, row.status), row.reason or ""
     if row.by:
         kind, detail = "answered", f"({row.status}): {row.reason}"
-    return WaitingItem(kind, (row.table_name,), row, detail, [row.as_listed()])
+    return WaitingItem(kind, (row.table_name,), row, row.at, detail, [row.as_listed()])
 
 
 def count_waiting(pipeline: PipelineFile, ledger: Ledger) -> int:

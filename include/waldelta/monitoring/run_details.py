@@ -30,7 +30,7 @@ from waldelta.monitoring.check_results import (
 )
 from waldelta.monitoring.decisions import read_of_run
 from waldelta.monitoring.run_history import LANDING, RunLine, parsed, read_result, read_runs
-from waldelta.monitoring.stopped_tables import Unmet, unmet_in_run
+from waldelta.monitoring.stopped_tables import unmet_in_run
 from waldelta.monitoring.table_list import copied_rows, latest_states, read_operations
 from waldelta.pipeline import SourceLoad, StageResult, TableResult
 from waldelta.quantities import counted
@@ -79,7 +79,7 @@ class RunDetails:
     is_retried: bool
     stages: Mapping[str, StageResult]
     tables: tuple[TableChange, ...]
-    unmet: Mapping[str, Sequence[Unmet]]
+    unmet: Mapping[str, Sequence[FailedExpectation]]
     failed: tuple[FailedExpectation, ...]
     quarantined: tuple[Decision, ...]
     quarantined_count: int

@@ -4,9 +4,8 @@ and how many changes wait.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import takewhile
 from typing import Any
@@ -20,6 +19,7 @@ from waldelta.lake import TableError
 from waldelta.lake.changelog import BatchNumbers, ChangeLog, Snapshot
 from waldelta.lake.changelog.row_messages import of_batches
 from waldelta.lake.ledger import Decision, ExpectationResult, Ledger, TableState
+from waldelta.monitoring.check_results import FAILED, FailedExpectation
 from waldelta.monitoring.run_history import LANDING, RunLine, latest_run, read_result, read_runs
 from waldelta.monitoring.table_list import copied_at
 from waldelta.pgoutput.message_kinds import ROW_KINDS
@@ -42,21 +42,6 @@ _MOST_MESSAGES = 20_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Unmet:
-    """An expectation that stops a table; ``finding`` is the result, without values.
-
-    ``examples`` are some of the rows: each has its ``key``, empty where unknown, and the ``values``
-    that the expectation reads.
-    """
-
-    meaning: str
-    since: datetime
-    finding: str
-    may_pass: bool
-    examples: tuple[Mapping[str, Any], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Stopped:
     """A table that its gate stopped.
 
@@ -65,7 +50,7 @@ class Stopped:
     """
 
     table_name: str
-    unmet: tuple[Unmet, ...]
+    unmet: tuple[FailedExpectation, ...]
     waiting: int | None
     released: Decision | None = None
 
@@ -200,18 +185,22 @@ def _latest_applied(ledger: Ledger) -> tuple[RunLine | None, list[str]]:
     return run, [name for name in tables if name not in copied or copied[name] < run.at]
 
 
-def unmet_in_run(ledger: Ledger, run_id: str, tables: Collection[str]) -> dict[str, list[Unmet]]:
+def unmet_in_run(
+    ledger: Ledger, run_id: str, tables: Collection[str]
+) -> dict[str, list[FailedExpectation]]:
     """Returns by table the gate expectations that stopped these tables in a run."""
     of_run = judged_by_gates(tables) & (pc.field("run_id") == run_id)
     return dict(_unmet(ledger, run_id, of_run)) if tables else {}
 
 
-def _unmet(ledger: Ledger, run_id: str, where: pc.Expression) -> Iterator[tuple[str, list[Unmet]]]:
+def _unmet(
+    ledger: Ledger, run_id: str, where: pc.Expression
+) -> Iterator[tuple[str, list[FailedExpectation]]]:
     """Yields by table the gate expectations not met in this run, and since when without a break.
 
     ``chosen`` selects the results that decide.
     """
-    columns = ("at", "run_id", "table_name", "meaning", "success", "unexpected_count", "examples")
+    columns = ("at", "run_id", "table_name", "success", *FAILED)
     results = ledger.table(ExpectationResult).scan(columns, None, where)
     rows_by_table: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for row in results.to_pylist():
@@ -233,18 +222,13 @@ def _unmet(ledger: Ledger, run_id: str, where: pc.Expression) -> Iterator[tuple[
             yield name, unmet
 
 
-def _unmet_since(rows: Sequence[dict[str, Any]]) -> Unmet:
+def _unmet_since(rows: Sequence[dict[str, Any]]) -> FailedExpectation:
     *_, first = takewhile(lambda row: not row["success"], reversed(rows))
-    last, meaning = rows[-1], str(rows[-1]["meaning"])
-    count = last["unexpected_count"]
-    # The observed value may be a row's value, such as a maximum.
-    otherwise = "can't be evaluated" if last["success"] is None else "not met"
-    return Unmet(
-        meaning.removeprefix(STOP).removeprefix(QUARANTINE),
-        first["at"],
-        counted(count, "row") if count else otherwise,
-        meaning.startswith(STOP),
-        tuple(map(json.loads, last["examples"] or ())),
+    meaning = str(rows[-1]["meaning"])
+    return replace(
+        FailedExpectation.of(rows[-1], first["at"]),
+        meaning=meaning.removeprefix(STOP).removeprefix(QUARANTINE),
+        may_pass=meaning.startswith(STOP),
     )
 
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import Any, NamedTuple, get_args
 
 from markupsafe import Markup
@@ -216,7 +216,8 @@ def _by_first(
     if first.waiting == "rows":
         count = sum(x.in_quarantine for x in glance.tables if x.table_name in first.objects)
         sentence = f"{names(first.objects)}: {counted(count, 'row')} in quarantine"
-        cause = _of_reasons(situation.reasons)
+        waiting = [of for table, of in situation.quarantine.items() if table in first.objects]
+        cause = _of_reasons([*dict.fromkeys(chain.from_iterable(of.reasons for of in waiting))])
     if first.kind == "failed_expectations" and (unmet := _unmet(failed)):
         sentence, cause = unmet[0], "\n".join(unmet[1:])
     if " " in sentence.partition(":")[0]:
@@ -229,7 +230,7 @@ def _by_first(
         first.severity,
         sentence,
         cause,
-        since or _since(first, situation),
+        since or _since(first, situation, failed),
         heals,
         _with_restart(heals, remedy),
         command,
@@ -425,7 +426,9 @@ def _wal(situation: Situation, remedy: str) -> tuple[str, str, str]:
     return cause, remedy, _OLDEST
 
 
-def _since(item: Attention, situation: Situation) -> datetime | None:
+def _since(
+    item: Attention, situation: Situation, unmet: Sequence[FailedExpectation]
+) -> datetime | None:
     glance, latest = situation.glance, situation.glance.latest
     runs = (run for run in glance.runs if run.verb == "consume")
     failed = glance.alike or tuple(takewhile(lambda run: run.status == "failed", runs))
@@ -433,13 +436,14 @@ def _since(item: Attention, situation: Situation) -> datetime | None:
     times: dict[str, list[datetime | None]] = {
         "behind": [line.complete_upto for line in lines],
         "data_gap": [gap.at for gap in glance.gaps],
+        "decision": [of.since for name, of in situation.quarantine.items() if name in item.objects],
         "different": [glance.compared.different_since],
         "failed_run": [run.at for run in failed],
-        "failed_expectations": [line.check.at for line in lines if line.check is not None],
+        "failed_expectations": [one.since for one in unmet if one.verdict == "failed"],
         "overdue": [situation.schedule.next_run_at],
         "silent_run": [latest.at if latest is not None else None],
     }
-    return min(filter(None, times.get(item.kind, ())), default=None)
+    return item.since or min(filter(None, times.get(item.kind, ())), default=None)
 
 
 def _over(glance: Glance, limit: int) -> tuple[datetime | None, bool]:

@@ -32,7 +32,7 @@ from waldelta.monitoring.check_results import (
     read_failed,
     tables_map,
 )
-from waldelta.monitoring.decisions import read_decided, read_reasons
+from waldelta.monitoring.decisions import read_decided, read_quarantine
 from waldelta.monitoring.overview import (
     LAST_DAY,
     OVERVIEW_AT_ONCE,
@@ -185,7 +185,7 @@ def read_situation(request: PipelineRequest, scope: Scope = LAST_DAY) -> Situati
     airflow = AirflowRuns(schedule.idle_checked_at, schedule.active)
     glance = read_glance(pipeline, ledger, at, scope, airflow)
     attention = attention_of(pipeline, glance, schedule, at, scope.table)
-    is_of_rows = bool(attention) and attention[0].waiting == "rows"
+    in_quarantine = [item.objects for item in attention if item.waiting == "rows"]
     return Situation(
         request.base,
         pipeline,
@@ -200,7 +200,7 @@ def read_situation(request: PipelineRequest, scope: Scope = LAST_DAY) -> Situati
             event.event not in ("creating", "dropped")
             for event in ledger.slot_events(pipeline.source.slot)[-1:]
         ),
-        read_reasons(ledger, attention[0].objects) if is_of_rows else (),
+        read_quarantine(ledger, [*chain.from_iterable(in_quarantine)]),
     )
 
 
@@ -280,16 +280,28 @@ def _headline_of_run(
         return Headline("running", sentence, cause, status="retrying")
     remedy = remedy_of(name, "failed_run", kind) if kind in ERROR_CATALOG else ""
     heals: Markup | str
+    since = None
     if details.failed and kind == QualityFailed.__name__:
-        heals = ADVICE["failed_expectations"].heals
-        remedy = remedy_of(name, "failed_expectations")
+        since = _failing_since(request.ledger, details.failed)
+        heals, remedy = "yes: a later check found them to be met", "nothing"
+        if since is not None:
+            heals = ADVICE["failed_expectations"].heals
+            remedy = remedy_of(name, "failed_expectations")
     elif (later := next_success(request.ledger, line)) is not None:
         heals = Markup("yes: a later run succeeded, {}").format(run_name(later, now()))
     else:
         is_down = read_schedule(request.pipeline).is_scheduler_down(now())
         heals = unless_down(heals_of_error(kind), is_down=is_down)
     action = NextStep("See the rows", "#failed") if details.failed else None
-    return Headline("failed", sentence, cause, None, heals, remedy, action=action, status="failed")
+    return Headline("failed", sentence, cause, since, heals, remedy, action=action, status="failed")
+
+
+def _failing_since(ledger: Ledger, failed: Sequence[FailedExpectation]) -> datetime | None:
+    """Returns since when the first of a run's critical expectations fails, if it still does."""
+    critical = {(one.table_name, one.meaning) for one in failed if one.verdict == "failed"}
+    lasting = read_failed(ledger, {table for table, _ in critical})
+    times = [one.since for one in lasting if (one.table_name, one.meaning) in critical]
+    return min(times, default=None)
 
 
 def consuming_verb(ledger: Ledger, run_id: str) -> str:

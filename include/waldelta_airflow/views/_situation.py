@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from waldelta.config import DagKind, PipelineFile, dag_id_of
 from waldelta.monitoring.attention import IN_DOUBT, Attention, concerning, worst_first
+from waldelta.monitoring.decisions import Quarantine
 from waldelta.monitoring.overview import Glance
 from waldelta.monitoring.run_details import CopyProgress
 from waldelta.monitoring.status import LastSlot, last_slot
@@ -27,8 +28,8 @@ class Situation:
     """A pipeline at a time, as a reader sees it: ``dags`` are those that the reader may read.
 
     ``attention`` is of the pipeline or of one of its tables, the worst first. ``progress`` is of
-    the copy that is under way. ``has_slot``: setup has created the slot. ``reasons`` are of rows in
-    quarantine, if these are the worst.
+    the copy that is under way. ``has_slot``: setup has created the slot. ``quarantine`` has, by
+    table, what waits there.
     """
 
     base: str
@@ -40,7 +41,7 @@ class Situation:
     attention: Sequence[Attention] = ()
     progress: CopyProgress | None = None
     has_slot: bool = True
-    reasons: Sequence[str] = ()
+    quarantine: Mapping[str, Quarantine] = field(default_factory=dict)
 
     @property
     def name(self) -> str:

@@ -22,7 +22,8 @@ from waldelta.lake.ledger import (
     now,
 )
 from waldelta.lake.ledger.check_records import ColumnDifference, Reconciliations
-from waldelta.monitoring.stopped_tables import Stopped, Unmet
+from waldelta.monitoring.check_results import FailedExpectation
+from waldelta.monitoring.stopped_tables import Stopped
 from waldelta.stages.check.reports.entries import ReportEntry
 
 HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(2)>\u202e\x9b'
@@ -136,8 +137,10 @@ def stopped(table, waiting=7, released=None, may_pass=True):
         {"key": {"id": "7"}, "values": {"amount": "v4lue"}},
         {"key": {}, "values": {"amount": None}},
     )
-    unmet = (Unmet("amount is positive", since, "2 rows", may_pass, examples),)
-    return Stopped(table, unmet, waiting, released)
+    unmet = FailedExpectation(
+        now(), "r", table, "amount is positive", "critical", "2 rows", since, examples, may_pass
+    )
+    return Stopped(table, (unmet,), waiting, released)
 
 
 def leave_behind(shop, *tables: str) -> None:

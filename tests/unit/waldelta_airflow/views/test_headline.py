@@ -13,6 +13,7 @@ from tests.support.bookkeeping import NOON, pipeline
 from waldelta.lake.ledger import Gap, RowCounts
 from waldelta.monitoring.attention import KINDS, Attention
 from waldelta.monitoring.check_results import FailedExpectation
+from waldelta.monitoring.decisions import Quarantine
 from waldelta.monitoring.overview import Glance
 from waldelta.monitoring.reconciliation_status import Compared
 from waldelta.monitoring.run_history import RunLine
@@ -22,6 +23,7 @@ from waldelta_airflow.views._render import folded, run_name
 from waldelta_airflow.views._situation import Situation
 
 GLANCE = Glance(True, NOON, (), None, (), RowCounts(), 0, 0, (), (), Compared())
+HOUR = timedelta(hours=1)
 NEW = replace(GLANCE, is_set_up=False)
 PIPELINE = pipeline("file:///lake")
 KINDS_OF_DAGS = (*RUN_NOW, "resync")
@@ -256,7 +258,9 @@ REASONS = [
 @cases("reasons, cause", REASONS)
 def test_why_rows_are_in_quarantine(reasons, cause):
     item = Attention("warning", "decision", "t: rows", objects=("t",), waiting="rows")
-    assert read_headline(replace(situation(item), reasons=reasons)).cause == cause
+    quarantine = {"t": Quarantine(reasons, NOON), "u": Quarantine(["another"], NOON - HOUR)}
+    found = read_headline(replace(situation(item), quarantine=quarantine))
+    assert (found.cause, found.since) == (cause, NOON)
 
 
 NEXT = [
@@ -387,18 +391,22 @@ def test_a_failed_expectation_is_named_by_its_meaning_and_its_rows():
     item = Attention("failed", "failed_expectations", "t: critical expectations failed",
                      ("expectations",), objects=("t",))  # fmt: skip
     failed = [
-        FailedExpectation(NOON, "r", "t", meaning, "critical", finding)
-        for meaning, finding in (("amount isn't negative", "3 rows"), ("key is unique", "not met"))
+        FailedExpectation(NOON, "r", "t", meaning, "critical", finding, NOON - hours * HOUR)
+        for meaning, finding, hours in (
+            ("amount isn't negative", "3 rows", 2),
+            ("key is unique", "not met", 3),
+        )
     ]
     found = headline(item, failed=failed)
     assert found.sentence == "t: amount isn't negative: 3 rows fail"
     assert found.cause == "t: key is unique: not met"
+    assert found.since == NOON - 3 * HOUR
 
 
 def test_a_runs_headline_is_a_sentence_with_what_failed():
     message = "1 critical expectation failed (the changes are applied and safe):\n  - t: a: 1 row"
     error = {"class": "QualityFailed", "message": message}
-    failed = [FailedExpectation(NOON, "r", "t", "a", "critical", "1 row")]
+    failed = [FailedExpectation(NOON, "r", "t", "a", "critical", "1 row", NOON)]
     cause = "QualityFailed: 1 critical expectation failed (the changes are applied and safe)"
     assert error_sentence(error, failed) == ("t: a: 1 row fails", cause)
     sentence, _ = error_sentence(error, [])

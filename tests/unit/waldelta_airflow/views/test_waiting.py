@@ -66,6 +66,23 @@ def test_buttons_of_the_quarantine_trigger_its_dag(read_shop, open_pages, decide
     assert decided == [("shop_decide", conf, "somebody")]
 
 
+def test_a_table_says_since_when_its_rows_wait(write_pipeline, schedules, open_pages):
+    """Since the first of them; since when another decision waits, too."""
+    pipeline, first = load_pipeline_file(write_pipeline("rows")), now() - timedelta(hours=2)
+    lake = Lake(pipeline.target.root)
+    commit = ExternalCommit(4, "UPDATE", "notebook", first - timedelta(hours=1))
+    states = [
+        TableState(first, "s", "public.orders", 1, "synced"),
+        TableState(first, "s", "public.notes", 1, "synced", external_commits=[commit]),
+    ]
+    Ledger(lake).append_all(states)
+    Decisions(lake).add([replace(quarantined(n), at=first + timedelta(hours=n)) for n in (1, 0)])
+    times = {"orders": first, "notes": commit.at}
+    for table, since in times.items():
+        text = open_pages("viewer").get(f"/p/rows/table/public.{table}").text
+        assert f'Since</dt><dd><time datetime="{since:%Y-%m-%dT%H:%M:%S}' in text, table
+
+
 def test_messages_that_cant_be_read(shop, open_pages, decided):
     """With its bytes and a button; skipped, by whom and which table lacks it. It is no row."""
     row = Decision(
