@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from waldelta.errors import QualityFailed, SchemaChanged, SlotLost, SourceUnreachable, WaldeltaError
+from waldelta.pipeline.drift.type_change import TypeChange
 
 if TYPE_CHECKING:
     from waldelta_airflow.views._installed_pipelines import Schedule
@@ -93,9 +94,10 @@ def today(hour: int, minute: int = 0) -> datetime:
 
 _AWAY = SourceUnreachable('connection to server at "orders-db", port 5432 failed: timeout expired')
 _RETYPED = SchemaChanged(
-    "public.plans: column 'amount' changed its type; its changes wait in the change log: sync this"
-    " table again (initial sync with tables=public.plans), or let runs follow such changes"
-    " with schema_changes: evolve"
+    "public.plans: ALTER TABLE rewrote column amount, and PostgreSQL doesn't replicate rewrites;"
+    f" {TypeChange('amount', 'numeric(12,2)', 'numeric(14,4)')}; its changes wait in the change"
+    " log: sync this table again (initial sync with tables=public.plans), or let runs follow such"
+    " changes with schema_changes: evolve"
 )
 _LOST = SlotLost(
     "slot 'inventory_cdc' is lost (wal_removed): changes since <landed> are gone; run resync, and"

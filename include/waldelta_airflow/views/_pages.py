@@ -66,6 +66,7 @@ from waldelta.monitoring.table_list import (
     read_table_details,
     replicated_tables,
 )
+from waldelta.pipeline.drift.type_change import TypeChange
 from waldelta.postgres.publication_checks import listed
 from waldelta.stages.check.reports.docs_store import DocsStore
 from waldelta.stages.check.reports.entries import CheckedRun, ReportEntry, checked_runs
@@ -388,9 +389,12 @@ def table_page(request: PipelineDep, table: str) -> HTMLResponse:
     failed = read_failed(ledger, [table]) if check is None else check.unmet
     of_table = concerning(table, situation.attention)
     situation = situation.of_table(line) if line else replace(situation, attention=of_table)
+    headline = _headline_of_table(situation, ledger, line, failed)
+    texts = (headline.sentence, headline.cause, *(item.text for item in situation.attention))
     text = request.render(
         "table.html",
         situation=situation,
+        retyped={change.column: change for change in TypeChange.find("\n".join(texts))},
         here="pipeline",
         table=table,
         states=states,
@@ -405,7 +409,7 @@ def table_page(request: PipelineDep, table: str) -> HTMLResponse:
         events=table_events(states, decisions, compared),
         failed=failed,
         reports=reports_of(pipeline, failed[0].run_id) if failed else {},
-        headline=_headline_of_table(situation, ledger, line, failed),
+        headline=headline,
         is_in_doubt=any(item.kind in IN_DOUBT for item in situation.attention),
     )
     return HTMLResponse(text, 200 if states else 404)

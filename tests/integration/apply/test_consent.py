@@ -74,8 +74,8 @@ CHANGES = {
     ),
     "another type": (
         "alter table t alter column n type text using 'n' || n",
-        ("the source has changed the type of column n, and doesn't send the changed values "
-        f"{COPIES}n stays with its last values, and new rows have none)"),
+        ("column 'n' changed its type from integer to text, and the source doesn't send the changed"
+        f" values {COPIES}n stays with its last values, and new rows have none)"),
         True,
     ),
     "a rewrite": (

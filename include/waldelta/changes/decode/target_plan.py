@@ -272,7 +272,7 @@ def _plan_evolution(
         _check_not_renamed(state, relations[-1], catalog)
     if rules.policy == "ignore":
         check_key(state, catalog)
-        return plan_ignoring(state, relations)
+        return plan_ignoring(state, relations, catalog)
     types = _source_types(
         read_types, state, {(c.type_oid, c.typmod) for c in relations[-1].columns}
     )

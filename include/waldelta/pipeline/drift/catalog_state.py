@@ -30,8 +30,9 @@ class CatalogColumn:
     unsure: bool
     # The highest number, below this column's, of a dropped column.
     last_dropped: int = 0
-    # The oid of its type, and its modifier.
+    # The oid of its type, and its modifier; the type's name.
     type: tuple[int, int] = (0, -1)
+    type_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +157,7 @@ def _table(row: Any) -> CatalogTable:
             else bool(c["has_default"] or c["not_null"] or c["is_generated"]),
             c["last_dropped"] or 0,
             (c["type_oid"], c["typmod"]),
+            c["type_name"],
         )
         for c in row.columns
     }
@@ -248,6 +250,7 @@ attribute as (
            min(a.attnum)::int as attnum,
            min(a.atttypid::oid::bigint) as type_oid,
            min(a.atttypmod) as typmod,
+           min(format_type(a.atttypid, a.atttypmod)) as type_name,
            min(a.xmin::text::bigint) as xmin,
            bool_or(a.atthasmissing) as has_missing,
            min(d.oid::bigint) as default_oid,

@@ -10,6 +10,7 @@ import json
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from waldelta.config.pipeline_file import SchemaRules
 from waldelta.decision_kinds import COPY, DROPPED_COLUMN, RETYPED_COLUMN
@@ -24,6 +25,7 @@ from waldelta.lake.ledger import (
     now,
 )
 from waldelta.lake.ledger.decisions import AGREED, REFUSED
+from waldelta.pipeline.drift.type_change import TypeChange
 from waldelta.pipeline.job import Job
 from waldelta.quantities import counted
 
@@ -69,15 +71,16 @@ def columns_to_stop(
     rules: SchemaRules,
     state: TableState,
     dropped: Collection[str] = (),
-    retyped: Collection[str] = (),
+    retyped: Mapping[str, TypeChange] = MappingProxyType({}),
 ) -> frozenset[str]:
     """Returns the target's columns that get no new values.
 
     Those are columns that are stopped already, and each of the ``dropped`` and ``retyped`` ones for
-    which an operator refused the change. Raises ConsentNeeded where nobody has decided on one of
+    which an operator refused the change; retyped ones only where they don't identify rows, which
+    without a key all columns do. Raises ConsentNeeded where nobody has decided on one of
     them, and SchemaChanged where one was refused in a table without a key.
     """
-    questions = {}
+    questions, identity = {}, state.key_columns or [column.name for column in state.columns]
     for column in state.columns:
         stays = f"{column.name} stays with its last values, and new rows have none"
         if column.stopped:
@@ -91,13 +94,12 @@ def columns_to_stop(
                 stays if state.key_columns else f"{_WAITS}, since all columns identify its rows",
                 (column.name,),
             )
-        elif column.name in retyped:
+        elif column.name in retyped and column.name not in identity:
             key = {"retyped": column.name, "attnum": column.attnum, "generation": state.generation}
             questions[column.name] = Question(
                 RETYPED_COLUMN,
                 json.dumps(key),
-                f"the source has changed the type of column {column.name}, and doesn't send the"
-                " changed values",
+                f"{retyped[column.name]}, and the source doesn't send the changed values",
                 _copies(state),
                 stays,
                 (column.name,),

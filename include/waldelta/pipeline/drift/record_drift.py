@@ -227,11 +227,15 @@ def check_rewrite(job: Job, state: TableState, catalog: CatalogTable) -> list[st
     """
     rules, storage = schema_rules(job, state), catalog.storage
     stopped: frozenset[str] = frozenset()
-    if rules.policy == "ask" and rewritten(state.storage, storage):
-        stopped = columns_to_stop(rules, state, retyped=retyped_columns(state, catalog))
+    is_rewritten = bool(rewritten(state.storage, storage))
+    retyped = retyped_columns(state, catalog) if is_rewritten else {}
+    if rules.policy == "ask" and is_rewritten:
+        stopped = columns_to_stop(rules, state, retyped=retyped)
     seen = with_stopped(state, storage, stopped)
     outdated = outdated_columns(job, seen, storage)
-    what = "; ".join(unsent_changes(seen, storage, outdated))
+    types = [str(change) for name, change in retyped.items() if name not in stopped]
+    if what := "; ".join(unsent_changes(seen, storage, outdated)):
+        what = "; ".join((what, *types))
     renew = (
         any(file.inherits for file in storage.files)
         and state.storage.as_of < storage.as_of

@@ -21,6 +21,7 @@ from waldelta.lake.ledger import ColumnState, TableState
 from waldelta.metadata_columns import RELID_ATTNUM
 from waldelta.pgoutput.messages import Relation, RelationColumn
 from waldelta.pipeline.drift.catalog_state import CatalogTable
+from waldelta.pipeline.drift.type_change import TypeChange
 from waldelta.pipeline.drift.unsent_changes import rewritten
 from waldelta.pipeline.targets import column_states
 from waldelta.postgres import NUMERIC_OID, TEXT_OID, VARBIT_OID, VARCHAR_OID, PgType, TableColumn
@@ -135,10 +136,12 @@ def plan_evolution(  # noqa: PLR0913, PLR0917 - what was, came and is there, and
     ]
     numbers, last = [list(there) for there in places], relations[-1]
     _check_continuous(state, numbers)
-    for name in _retyped(state, relations, numbers).values():
+    for number, name in _retyped(state, relations, numbers).items():
+        had = next((column for column in state.columns if column.attnum == number), None)
+        change = type_change(had, catalog) if had is not None else TypeChange(name, "its first one")
         raise NeedsSync(
-            f"{state.table_name}: column {name!r} changed its type, which rewrote the rows, and"
-            " PostgreSQL doesn't replicate rewrites"
+            f"{state.table_name}: {change}, which rewrote the rows, and PostgreSQL doesn't"
+            " replicate rewrites"
         )
     copied = {column.attnum: column for column in state.columns if column not in alone}
     key = tuple(renames.get(name, name) for name in _key(state, relations, numbers))
@@ -178,37 +181,36 @@ def plan_empty(
 
 def changed_columns(
     state: TableState, relations: Sequence[Relation], catalog: CatalogTable
-) -> tuple[list[str], list[str]]:
-    """Returns the columns that the last relation lacks, and those whose type changed in a way that
-    rewrote the rows; without columns that identify rows, where a target can do without them.
+) -> tuple[list[str], dict[str, TypeChange]]:
+    """Returns the columns outside the key that the last relation lacks, and those whose type
+    changed in a way that rewrote the rows.
     """
     numbers = [_attnums(state, catalog, relation) for relation in relations]
-    rewrote, columns = _retyped(state, relations, numbers), _other_columns(state)
+    rewrote = _retyped(state, relations, numbers)
     dropped = [column.name for column in state.columns if column.attnum not in numbers[-1]]
-    retyped = [column.name for column in columns if column.attnum in rewrote]
+    retyped = [c for c in state.columns if c.attnum in rewrote and c.name not in dropped]
     return (
         [name for name in dropped if name not in state.key_columns],
-        [name for name in retyped if name not in dropped],
+        {column.name: type_change(column, catalog) for column in retyped},
     )
 
 
-def retyped_columns(state: TableState, catalog: CatalogTable) -> list[str]:
-    """Returns the columns outside a target's key that have another type in the catalogs now, for
-    which PostgreSQL rewrote the rows.
+def retyped_columns(state: TableState, catalog: CatalogTable) -> dict[str, TypeChange]:
+    """Returns the columns that have another type in the catalogs now, for which PostgreSQL rewrote
+    the rows.
     """
     types = {column.attnum: column.type for column in catalog.columns.values()}
-    return [
-        column.name
-        for column in _other_columns(state)
+    return {
+        column.name: type_change(column, catalog)
+        for column in state.columns
         if not keeps_values(_type(column), types.get(column.attnum, _type(column)))
-    ]
+    }
 
 
-def _other_columns(state: TableState) -> list[ColumnState]:
-    """Returns the columns that don't identify a target's rows; without a key all columns do."""
-    if not state.key_columns:
-        return []
-    return [column for column in state.columns if column.name not in state.key_columns]
+def type_change(column: ColumnState, catalog: CatalogTable) -> TypeChange:
+    """Returns a column's change from the type that it was copied with to that in the catalogs."""
+    names = (now.type_name for now in catalog.columns.values() if now.attnum == column.attnum)
+    return TypeChange(column.name, column.type_name, next(names, ""))
 
 
 def _type(column: ColumnState | RelationColumn) -> tuple[int, int]:
@@ -236,7 +238,9 @@ def unchanged(state: TableState) -> Evolution:
     )
 
 
-def plan_ignoring(state: TableState, relations: Sequence[Relation]) -> Evolution:
+def plan_ignoring(
+    state: TableState, relations: Sequence[Relation], catalog: CatalogTable
+) -> Evolution:
     """Plan to keep the target's columns: new ones are left out, missing ones are NULL.
 
     Raises SchemaChanged when the key lost a column, or a column's type holds other values now.
@@ -258,10 +262,8 @@ def plan_ignoring(state: TableState, relations: Sequence[Relation]) -> Evolution
             place = there.get(column.name_on_source)
             now = relation.columns[place] if place is not None else None
             if now and not keeps_values(_type(column), _type(now)):
-                raise SchemaChanged(
-                    f"{state.table_name}: column {column.name!r} changed its type: sync this table"
-                    " again"
-                )
+                change = type_change(column, catalog)
+                raise SchemaChanged(f"{state.table_name}: {change}: sync this table again")
         places.append(tuple(there.get(column.name_on_source) for column in state.columns))
     return replace(unchanged(state), positions=tuple(places))
 

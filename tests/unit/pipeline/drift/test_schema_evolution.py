@@ -115,7 +115,7 @@ def test_columns_with_another_name_in_the_lake(case):
     assert [c.state.name for c in evolution.columns] == names
     assert [c.state.name_on_source for c in evolution.columns] == list(last)
     assert evolution.key_columns == (names[0],)
-    ignoring = plan_ignoring(before, [relation(*held)])
+    ignoring = plan_ignoring(before, [relation(*held)], present())
     assert ignoring.positions == (tuple(range(len(held))),)
 
 
@@ -225,13 +225,13 @@ def test_positions_and_fills():
 
 
 def test_ignoring_keeps_the_columns():
-    evolution = plan_ignoring(state("id", "a"), [relation("id", "b")])
+    evolution = plan_ignoring(state("id", "a"), [relation("id", "b")], present())
     assert not evolution.changes(state("id", "a"))
     assert evolution.positions == ((0, None),)
     with pytest.raises(SchemaChanged, match="its key lost id"):
-        plan_ignoring(state("id", "a"), [relation("a")])
+        plan_ignoring(state("id", "a"), [relation("a")], present())
     with pytest.raises(SchemaChanged, match="its key lost a"):
-        plan_ignoring(state("id", "a", key=()), [relation("id", "b")])
+        plan_ignoring(state("id", "a", key=()), [relation("id", "b")], present())
 
 
 def test_unchanged_changes_nothing():

@@ -9,12 +9,14 @@ from tests.support.bookkeeping import run
 from tests.support.data.shop_pages import lacking, leave_behind, stopped
 from waldelta.lake import Lake
 from waldelta.lake.ledger import (
+    ColumnState,
     Ledger,
     Reconciliation,
     TableState,
     now,
 )
 from waldelta.lake.ledger.check_records import Reconciliations
+from waldelta.pipeline.drift.type_change import TypeChange
 
 
 def test_a_tables_page_says_how_to_read_it(read_shop, open_pages):
@@ -29,6 +31,24 @@ def test_a_tables_page_says_how_to_read_it(read_shop, open_pages):
     ):
         assert re.search(rf'<pre class="copyable">[^<]*{re.escape(way)}</pre>', text), way
     assert re.search(r"Not checked</h3>\s*<ul><li[^>]*>fine</li></ul>", text)
+
+
+def test_a_column_of_another_type_has_both(shop, open_pages):
+    """As long as the table's changes wait because of it."""
+    column = ColumnState("amount", 0, -1, "numeric(12,2)", "decimal(12,2)", False, 1)
+    ledger = Ledger(Lake(shop.target.root))
+    state = TableState(now(), "s", "public.orders", 1, "synced", columns=[column])
+    ledger.append(state)
+    change = TypeChange("amount", "numeric(12,2)", "numeric(14,4)")
+    why = {"class": "SchemaChanged", "message": f"public.orders: {change}; its changes wait"}
+    stuck = {"error": why, "not_applied": ["public.orders"]}
+    failed = run("stuck", now(), "failed", result=json.dumps(stuck))
+    ledger.append(replace(failed, applied=False))
+    both = "<code>numeric(12,2)</code> → <code>numeric(14,4)</code>"
+    assert both in open_pages("viewer").get("/p/shop/table/public.orders").text
+    ledger.append(run("later", now()))
+    text = open_pages("viewer").get("/p/shop/table/public.orders").text
+    assert (both in text, "<code>numeric(12,2)</code>" in text) == (False, True)
 
 
 def test_a_table_whose_changes_wait_names_the_cause_and_its_run(shop, open_pages):
