@@ -81,7 +81,9 @@ def test_what_only_airflow_knows(shop, write_pipeline, schedules, open_pages):
     assert re.search(r'title="[^"]+">[\d.]+ s ago', text)
     last = r"Last successful run</dt><dd><time[^>]*>[\d.]+ s ago"
     assert re.search(last, client.get("/p/shop").text)
-    schedules["shop"] = Schedule(next_run_at=at - timedelta(hours=1), **early)
+    running = DagState("cdc", "shop_cdc", run_id="long", run_state="running")
+    late = Schedule(next_run_at=at - timedelta(hours=1), dags=(running,), **early)
+    schedules["shop"] = late
     text = client.get("/p/shop").text
     assert re.search("the next run was due <time[^>]*>1 h ago", text)
     # Problems come before warnings.
