@@ -96,7 +96,7 @@ class FailedExpectation:
 
     @classmethod
     def of(cls, row: Mapping[str, Any], since: datetime | None = None) -> FailedExpectation:
-        """Returns the expectation of a stored result with the columns FAILED."""
+        """Returns the expectation of a stored result with FAILING_COLUMNS."""
         count = row["unexpected_count"]
         # The observed value may be a row's value, such as a maximum.
         otherwise = "can't be evaluated" if row["success"] is None else "not met"
@@ -222,7 +222,7 @@ def read_latest_checks(
     included.
     """
     first = None if table is None else [table]
-    rows = _current(ledger, _JUDGED if table is None else FAILED, since, tables, first)
+    rows = _current(ledger, _JUDGED if table is None else FAILING_COLUMNS, since, tables, first)
     rows = _last_of(rows, ("table_name", "meaning"))
     # Discarding rows is no check: a table's check is as old as its results for a version.
     rows = rows.take(np.argsort(rows["version"].is_valid().to_numpy(), kind="stable"))
@@ -231,7 +231,7 @@ def read_latest_checks(
 
 
 # What FailedExpectation.of() reads, besides the columns that all checks have.
-FAILED = (*_JUDGED, "unexpected_count", "examples")
+FAILING_COLUMNS = (*_JUDGED, "unexpected_count", "examples")
 
 
 def read_failed_in_run(ledger: Ledger, run_id: str) -> list[FailedExpectation]:
@@ -241,7 +241,7 @@ def read_failed_in_run(ledger: Ledger, run_id: str) -> list[FailedExpectation]:
     if ends["min"] is None:
         return []
     where = of_run & (pc.field("at") <= pa.scalar(ends["max"]))
-    rows = _without_retried(_read(ledger, ends["min"], FAILED, where))
+    rows = _without_retried(_read(ledger, ends["min"], FAILING_COLUMNS, where))
     return _failed(ledger, _last_of(rows, ("table_name", "meaning")))
 
 
@@ -252,7 +252,7 @@ def read_failed(ledger: Ledger, tables: Collection[str]) -> list[FailedExpectati
     table that has been checked since.
     """
     since = now() - _RECENT
-    rows = _current(ledger, FAILED, since, tables, tables)
+    rows = _current(ledger, FAILING_COLUMNS, since, tables, tables)
     return _failed(ledger, _last_of(rows, ("table_name", "meaning")))
 
 

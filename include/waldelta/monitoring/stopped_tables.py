@@ -19,7 +19,7 @@ from waldelta.lake import TableError
 from waldelta.lake.changelog import BatchNumbers, ChangeLog, Snapshot
 from waldelta.lake.changelog.row_messages import of_batches
 from waldelta.lake.ledger import Decision, ExpectationResult, Ledger, TableState
-from waldelta.monitoring.check_results import FAILED, FailedExpectation
+from waldelta.monitoring.check_results import FAILING_COLUMNS, FailedExpectation
 from waldelta.monitoring.run_history import LANDING, RunLine, latest_run, read_result, read_runs
 from waldelta.monitoring.table_list import copied_at
 from waldelta.pgoutput.message_kinds import ROW_KINDS
@@ -200,7 +200,7 @@ def _unmet(
 
     ``chosen`` selects the results that decide.
     """
-    columns = ("at", "run_id", "table_name", "success", *FAILED)
+    columns = ("at", "run_id", "table_name", "success", *FAILING_COLUMNS)
     results = ledger.table(ExpectationResult).scan(columns, None, where)
     rows_by_table: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for row in results.to_pylist():

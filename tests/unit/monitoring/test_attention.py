@@ -573,10 +573,12 @@ TO_DECIDE = [
 @cases("waiting, rows, severity, kind", TO_DECIDE)
 def test_what_to_decide_on(waiting, rows, severity, kind):
     commit = SimpleNamespace(table_name="t", reason="external commit: version 7 (UPDATE by a)")
-    items = [WaitingItem(name, ("t",), commit) for name in waiting]
+    times = {name: minutes(n) for n, name in enumerate(waiting, 1)}
+    items = [WaitingItem(name, ("t",), commit, at) for name, at in times.items()]
     line = SimpleNamespace(table_name="t", in_quarantine=rows)
     (item,) = Waiting(items).attention([line])
     assert (item.kind, item.severity, item.waiting) == ("decision", severity, kind)
+    assert item.since == min(times.values(), default=None)
 
 
 def test_every_action_is_of_a_kind_and_each_stored_kind_of_one():

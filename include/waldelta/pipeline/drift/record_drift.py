@@ -233,9 +233,8 @@ def check_rewrite(job: Job, state: TableState, catalog: CatalogTable) -> list[st
         stopped = columns_to_stop(rules, state, retyped=retyped)
     seen = with_stopped(state, storage, stopped)
     outdated = outdated_columns(job, seen, storage)
-    types = [str(change) for name, change in retyped.items() if name not in stopped]
     if what := "; ".join(unsent_changes(seen, storage, outdated)):
-        what = "; ".join((what, *types))
+        what = "; ".join((what, *(str(of) for name, of in retyped.items() if name not in stopped)))
     renew = (
         any(file.inherits for file in storage.files)
         and state.storage.as_of < storage.as_of
