@@ -410,6 +410,10 @@ class TargetVersion:
         read = partial(self.table.to_pyarrow_dataset, parquet_read_options=INT96_AS_MICROSECONDS)
         return self._once("dataset", read)
 
+    def hold(self, rows: pa.Table) -> None:
+        """Let dataset() return these, which are all rows of this version, from memory."""
+        self._values["dataset"] = self.version, ds.dataset(rows)
+
     def _once(self, name: str, read: Callable[[], T]) -> T:
         """Unlike read_once(), this keeps what is large only as long as this object lives."""
         version, value = self._values.get(name, (-1, None))

@@ -109,13 +109,27 @@ class TableFile:
 
     def open(self, lake: Lake, uri: str, schema: pa.Schema) -> ds.Dataset:
         """Returns its rows, with the values of its partition; ``uri`` is the table's folder."""
-        files, layout, path = lake.unchanging_files(uri), parquet_format(uri), unquote(self.path)
+        return open_files([self], lake, uri, schema)
+
+    def partition_values(self, schema: pa.Schema) -> pc.Expression:
+        """Returns the values of its partition, which all its rows have."""
         values = pc.scalar(True)
         for name, text in self.partition.items():
             value = pa.scalar(text).cast(schema.field(name).type)
             values &= pc.field(name).is_null() if text is None else pc.field(name) == value
-        fragment = layout.make_fragment(path, files, partition_expression=values)
-        return ds.FileSystemDataset([fragment], schema, layout, files)
+        return values
+
+
+def open_files(files: Iterable[HeldFile], lake: Lake, uri: str, schema: pa.Schema) -> ds.Dataset:
+    """Returns the rows of files of a table, with the values of their partitions."""
+    place, layout = lake.unchanging_files(uri), parquet_format(uri)
+    fragments = [
+        layout.make_fragment(
+            unquote(file.path), place, partition_expression=file.partition_values(schema)
+        )
+        for file in files
+    ]
+    return ds.FileSystemDataset(fragments, schema, layout, place)
 
 
 def log_path(path: str) -> str:

@@ -24,6 +24,7 @@ from waldelta.lake import (
     parquet_format,
     write_parquet,
 )
+from waldelta.lake.layout import open_files
 from waldelta.lake.storage import data_paths, row_group_bytes
 from waldelta.quantities import counted
 from waldelta.spark import Runner
@@ -240,15 +241,18 @@ def small_rows(table: TargetVersion) -> pa.Table | None:
     """Returns all rows of a target that this process reads without Spark, else None.
 
     Its files are small, its features are implemented, and its rows take at most MOST_DRIVER_BYTES.
+    The version's dataset() then has them, too.
     """
     if not (table.is_small and table.is_writable):
         return None
-    dataset = table.dataset()
+    dataset = open_files(table.held_files, table.place.lake, table.place.uri, table.schema)
     # A first batch of large rows would be in memory before it could be counted, so the footers are
     # checked first.
     if sum(row_group_bytes(dataset)) > MOST_DRIVER_BYTES:
         return None
-    return table_of(batches(dataset), table.schema, MOST_DRIVER_BYTES)
+    if (rows := table_of(batches(dataset), dataset.schema, MOST_DRIVER_BYTES)) is not None:
+        table.hold(rows)
+    return rows
 
 
 def parts_at_once(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:

@@ -22,6 +22,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.dataset as ds
 
+from waldelta.changes.stage.net_files import small_rows
 from waldelta.errors import (
     ConfigError,
     JavaMissing,
@@ -289,6 +290,8 @@ def written_since(table: TargetVersion, met: int | None) -> ds.Dataset | None:
     if rows is None or rows > _MOST_ROWS:
         return None
     dataset, paths = table.dataset(), {unquote(path) for path in new["path"].to_pylist()}
+    if met is None:
+        return dataset
     parts = [part for part in dataset.get_fragments() if part.path in paths]
     if len(parts) != len(paths):
         return None
@@ -370,7 +373,11 @@ def _judge(run: CheckRun, runner: Runner, target: CheckedTarget) -> TableVerdict
     if run.outcome.is_upkeep and is_unchanged_since_full_check(run.history, target, plan):
         unchanged = SuiteEvaluation(run, rows, keep_other_data(plan))
         return TableVerdict(plan.table, target.version, unchanged.evaluate(), plan.omitted)
-    rows = replace(rows, met=met_before(run, target, plan, table))
+    in_memory = None
+    if table is not None and not target.state.target_mode.keeps_rows:
+        with leave_to_spark(f"reads the rows of {plan.table}"):
+            in_memory = small_rows(table)
+    rows = replace(rows, met=met_before(run, target, plan, table), in_memory=in_memory)
     if rows.met is not None and plan.table not in run.outcome.paged:
         plan = _affordable(plan, rows.references)
     rows, plan = _with_profile(rows, plan)

@@ -14,6 +14,7 @@ from deltalake import write_deltalake
 
 from tests.support.bookkeeping import table_at
 from tests.support.data.suites import HELD, state
+from waldelta.changes.stage.net_files import small_rows
 from waldelta.config.expectation_files import OwnExpectation, OwnSuite, OwnSuiteFile
 from waldelta.errors import SparkUnreachable
 from waldelta.lake import Lake, by_row_group
@@ -96,14 +97,27 @@ class NoSpark:
 
 
 def outcomes_of(place, plan, *, met=None, decided=()):
-    """The evaluation of a suite by Arrow; raises SparkUnreachable where that needs Spark."""
+    """The evaluation of a suite by Arrow; raises SparkUnreachable where that needs Spark.
+
+    It is the same of rows that were read into memory before.
+    """
+    evaluation = _evaluated(place, plan, None, met, decided)
+    if met is None:
+        in_memory = _evaluated(place, plan, small_rows(place.open()), met, decided)
+        assert (in_memory.outcomes, in_memory.omitted) == (evaluation.outcomes, evaluation.omitted)
+    return evaluation
+
+
+def _evaluated(place, plan, in_memory, met, decided):
     target, table = CheckedTarget(state(COLUMNS), place.open().version, place), place.open()
+    if in_memory is not None:
+        table.hold(in_memory)
     types = {listed(name): kind for name, kind in table.spark_types.items()}
     with ThreadPoolExecutor() as background:
         run = SimpleNamespace(
             background=background, decided={plan.table: decided}, history=CheckHistory()
         )
-        rows = TargetRows(target, NoSpark(), types, table=table, met=met)
+        rows = TargetRows(target, NoSpark(), types, table=table, met=met, in_memory=in_memory)
         evaluation = SuiteEvaluation(run, rows, plan)
         outcomes = evaluation.evaluate()
     return SimpleNamespace(outcomes=outcomes, omitted=evaluation.omitted)
@@ -172,7 +186,7 @@ def test_failing_rows_are_counted_and_shown_by_one_scan(tmp_path, monkeypatch):
     found = [[json.loads(text)["key"]["id"] for text in one.examples] for one in outcomes]
     expected = [[str(key) for key in range(n, 9)][:5] for n in range(3, 9)]
     assert [ids for ids in found if ids] == expected
-    assert len(scans) == 1
+    assert len(scans) == 2  # Of the files, and of the rows in memory.
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ from waldelta.stages.check.measure.profile import (
     ProfileBounds,
     profile_by_statistics,
     profile_by_values,
+    profile_in_memory,
 )
 from waldelta.stages.check.measure.references import CheckedTarget, Reference
 from waldelta.stages.check.suite.sql_conditions import listed
@@ -72,7 +73,7 @@ class TargetRows:
 
     ``table`` is the version that Arrow reads; None where only Spark reads the rows. ``met`` is an
     earlier version all of whose rows met the suite. ``measured`` is the profile, if it was
-    measured.
+    measured. ``in_memory`` are all rows of a small mirror, which are read once.
     """
 
     target: CheckedTarget
@@ -82,6 +83,7 @@ class TargetRows:
     table: TargetVersion | None = None
     met: int | None = None
     measured: Measured | None = None
+    in_memory: pa.Table | None = None
 
     def frame(self) -> DataFrame:
         """Returns the rows that the source has now."""
@@ -96,6 +98,8 @@ class TargetRows:
             return None
         table = self.table
         with leave_to_spark(f"measures the profile of {self.target.state.table_name}"):
+            if self.in_memory is not None:
+                return profile_in_memory(self.in_memory, columns)
             if table is not None and self.met is not None:
                 return profile_by_statistics(table, columns)
             if table is not None and not table.place.lake.on_spark:

@@ -10,6 +10,7 @@ from deltalake import write_deltalake
 
 from tests.support.bookkeeping import table_at
 from tests.support.data.suites import HELD, ID, state
+from waldelta.changes.stage.net_files import small_rows
 from waldelta.config.quality import Drift
 from waldelta.lake import Lake
 from waldelta.lake.ledger import ColumnProfile, Ledger
@@ -19,6 +20,7 @@ from waldelta.stages.check.measure.profile import (
     find_departures,
     profile_by_statistics,
     profile_by_values,
+    profile_in_memory,
 )
 from waldelta.stages.check.suite.kinds import kind_of, plan_suite
 
@@ -135,7 +137,12 @@ def test_what_only_full_checks_measure_goes_back_farther():
     assert found == ["v: different mean"]
 
 
-def test_values_are_measured_as_numpy_does(tmp_path):
+def by_arrow(table, columns):
+    return profile_in_memory(small_rows(table), columns)
+
+
+@pytest.mark.parametrize("measure", [profile_by_values, by_arrow])
+def test_values_are_measured_as_numpy_does(tmp_path, measure):
     """Far numbers, nulls, what isn't finite, decimals."""
     chance = random.Random(5)
     values = [1e9 + chance.random() for _ in range(100)]
@@ -153,7 +160,7 @@ def test_values_are_measured_as_numpy_does(tmp_path):
     )
     write_deltalake(str(tmp_path), held)
     columns = [("f", True), ("d", True), ("i", True), ("s", False)]
-    rows, (f, d, i, s) = profile_by_values(table_at(str(tmp_path)).open(), columns)
+    rows, (f, d, i, s) = measure(table_at(str(tmp_path)).open(), columns)
     assert (rows, f.nulls * rows, d.nulls * rows, s.nulls * rows) == pytest.approx((103, 1, 3, 2))
     for one in (f, d):
         assert (one.mean, one.least, one.most) == pytest.approx(
@@ -176,12 +183,9 @@ def test_it_is_planned_before_it_says_anything():
     assert found == [[], []]
 
 
-@pytest.mark.parametrize(
-    "is_small", [True, False], ids=["read by DataFusion", "by the log's statistics"]
-)
-def test_profile_of_a_target(tmp_path, is_small):
+@pytest.mark.parametrize("measure", [profile_by_values, by_arrow, profile_by_statistics])
+def test_profile_of_a_target(tmp_path, measure):
     """Rows, nulls, least and most are the same; a mean needs the values."""
-    measure = profile_by_values if is_small else profile_by_statistics
     schema = pa.schema(
         [("n", pa.int32()), ("f", pa.float64()), ("s", pa.string()), ("none", pa.int64())]
     )
@@ -195,7 +199,7 @@ def test_profile_of_a_target(tmp_path, is_small):
     )
     assert rows == 3
     assert (n.nulls, n.least, n.most) == (0, 1, 6)
-    assert n.mean == (3 if is_small else None)
+    assert n.mean == (None if measure is profile_by_statistics else 3)
     assert (f.least, f.most) in ((-1.5, 2.5), (None, None), (-1.5, None))
     assert s == ColumnProfile("s", pytest.approx(2 / 3))
     assert none == ColumnProfile("none", 1.0)
