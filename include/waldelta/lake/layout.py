@@ -120,7 +120,7 @@ class TableFile:
         return values
 
 
-def open_files(files: Iterable[HeldFile], lake: Lake, uri: str, schema: pa.Schema) -> ds.Dataset:
+def open_files(files: Iterable[TableFile], lake: Lake, uri: str, schema: pa.Schema) -> ds.Dataset:
     """Returns the rows of files of a table, with the values of their partitions."""
     place, layout = lake.unchanging_files(uri), parquet_format(uri)
     fragments = [

@@ -11,6 +11,7 @@ from tests.support.data.events import NUMBERING, events_table
 from waldelta.changes.decode.collapse import ColumnNumbering, collapse
 from waldelta.changes.merge.file_merge import NetChanges, merge_files
 from waldelta.changes.merge.statements import CommitTag
+from waldelta.changes.stage.net_files import NetTable
 from waldelta.changes.stage.stage import Staged
 from waldelta.lake import UNFENCED, local_path, write_parquet
 from waldelta.lake.ledger import TableState
@@ -93,6 +94,15 @@ def staged(job, net, parts=3) -> str:
     return folder
 
 
+def changes_of(job, net, counts, ending=None, in_memory=None) -> Staged:
+    """Net changes: by default in memory for a target that isn't large."""
+    if in_memory is None:
+        in_memory = not job.lake.on_spark
+    folder = f"{job.pipeline.target.root}/staged/{random.randrange(1 << 60)}"
+    table = NetTable.of_rows(folder, job.lake, net) if in_memory else None
+    return Staged(folder if in_memory else staged(job, net), counts, ending=ending, net=table)
+
+
 def merge_large(job, *given, **options) -> CommitTag | None:
     """As a target that isn't small."""
     return merge_small(large(job), *given, **options)
@@ -107,9 +117,10 @@ def merge_small(
     job, events, batch=1, raw=None, fence=UNFENCED, run=one_by_one, **options
 ) -> CommitTag | None:
     net, ending = net_of(events, raw), options.pop("ending", None)
+    in_memory = options.pop("in_memory", None)
     counted = {item["values"]: item["counts"] for item in net["action"].value_counts().to_pylist()}
     planned = replace(tag(batch), counts=counted)
-    changes = Staged(staged(job, net), counted, ending=ending)
+    changes = changes_of(job, net, counted, ending, in_memory)
     return merge_plan(job, plan(**options), changes, planned, fence, run)
 
 

@@ -109,8 +109,7 @@ def read_small(table: TargetVersion, net: NetFiles) -> NetTable | None:
     """Returns the net changes in memory; None unless these and the target are small."""
     if not table.is_small or sum(net.rows) > MOST_DRIVER_ROWS:
         return None
-    rows = net.take(np.ones(sum(net.rows), np.bool_), MOST_DRIVER_BYTES)
-    return None if rows is None else NetTable(net.folder, net.lake, [""], [len(rows)], rows)
+    return net.in_memory(MOST_DRIVER_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,7 +336,7 @@ class NetChanges:
     before them removes.
 
     ``is_truncated``: all rows that the target had are gone. ``duplicates`` are the columns of a
-    table without a key whose rows the changes update or delete.
+    table without a key whose rows the changes update or delete. ``in_memory`` as ``Staged.net``.
     """
 
     folder: str
@@ -345,6 +344,7 @@ class NetChanges:
     is_truncated: bool = False
     duplicates: Duplicates | None = None
     ending: Ending | None = None
+    in_memory: NetTable | None = None
 
     @classmethod
     def of(cls, job: Job, plan: TargetPlan, staged: Staged, tag: CommitTag) -> NetChanges:
@@ -357,7 +357,9 @@ class NetChanges:
         takes = tag.counts.keys() & {ACTION_UPDATE, ACTION_DELETE}
         if takes and not (plan.is_truncated or net_columns.numbering.key):
             duplicates = plan.decode.columns
-        return cls(staged.folder, net_columns, plan.is_truncated, duplicates, staged.ending)
+        return cls(
+            staged.folder, net_columns, plan.is_truncated, duplicates, staged.ending, staged.net
+        )
 
 
 def merge_files(
@@ -392,7 +394,7 @@ def _merge(
     table = target.open()
     if table.committed(tag.app_id) >= tag.batch:
         return tag  # Delta skips a repeated MERGE in the same way.
-    net = NetFiles.of(changes.folder, target.lake)
+    net = changes.in_memory or NetFiles.of(changes.folder, target.lake)
     target_rows = FileRows.of(table, changes.net_columns)
     count = sum(net.rows)
     if target_rows is None or count != net_changes(tag.counts) or count > MOST_NET_ROWS:
@@ -400,9 +402,8 @@ def _merge(
     # Rows of removed and added files have nothing in common after a TRUNCATE.
     shows = table.shows_changes and not changes.is_truncated
     small = read_small(table, net)
-    tasks = _Tasks(
-        target, table.layout, changes, small or net, new_prefix(), shows, small is not None
-    )
+    is_small, net = small is not None, small or net.on_disk()
+    tasks = _Tasks(target, table.layout, changes, net, new_prefix(), shows, is_small)
     run = runner.run if small is None else run_locally
     merge = (_Merge if changes.duplicates is None else _DuplicatesMerge)(run, tasks, target_rows)
     return _merged(merge, table, tag, fence)

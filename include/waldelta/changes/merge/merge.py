@@ -230,7 +230,7 @@ def _merge_staged(
         ),
         reraise=True,
     )
-    check_whole(runner, staged)
+    check_whole(runner, staged.on_disk())
     return again(_merge, runner, job, changes, plan, tag, fence)
 
 

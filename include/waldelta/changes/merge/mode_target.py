@@ -329,7 +329,7 @@ def stage_row_versions(
 
     Raises ModeRefused where the target has rows of another key.
     """
-    decode, place = plan.decode, job.lake.target(plan.state.table_name)
+    decode, place, staged = plan.decode, job.lake.target(plan.state.table_name), staged.on_disk()
     target = ModeTarget(
         plan.state.target_mode, dict(decode.columns), decode.numbering.key,
         decode.numbering.toastable, place.open().schema,

@@ -73,6 +73,15 @@ class NetFiles:
                 rows.append(pq.ParquetFile(source).metadata.num_rows)
         return cls(folder, lake, paths, rows)
 
+    def in_memory(self, most_bytes: int) -> NetTable | None:
+        """Returns all rows in memory; None when they take more than ``most_bytes``."""
+        rows = self.take(np.ones(sum(self.rows), np.bool_), most_bytes)
+        return None if rows is None else NetTable.of_rows(self.folder, self.lake, rows)
+
+    def on_disk(self) -> NetFiles:
+        """Returns the files, which Spark's tasks can read, too."""
+        return self
+
     @property
     def schema(self) -> pa.Schema:
         """The columns of all files."""
@@ -160,9 +169,23 @@ class NetFiles:
 
 @dataclass(frozen=True, slots=True)
 class NetTable(NetFiles):
-    """Net changes in memory, as if they were one file."""
+    """Net changes in memory, as if they were one file of the folder."""
 
     table: pa.Table
+
+    @classmethod
+    def of_rows(cls, folder: str, lake: Lake, rows: pa.Table) -> NetTable:
+        """Returns net changes that are in memory."""
+        return cls(folder, lake, [""], [len(rows)], rows)
+
+    def in_memory(self, most_bytes: int) -> NetTable | None:
+        """Returns these rows, unless they take more than ``most_bytes``."""
+        return self if self.table.nbytes <= most_bytes else None
+
+    def on_disk(self) -> NetFiles:
+        """Write the rows into the folder, and return them as a file."""
+        write_net(self.lake, self.folder, self.table)
+        return NetFiles.of(self.folder, self.lake)
 
     def read(self, columns: Sequence[str]) -> pa.Table:
         """Returns some columns."""
@@ -180,6 +203,20 @@ class NetTable(NetFiles):
     def parts_of(self, number: int, mask: Bools) -> Iterator[pa.Table]:  # noqa: ARG002
         """Yields the chosen rows."""
         yield self.table.filter(pa.array(mask))
+
+
+def write_net(lake: Lake, folder: str, rows: pa.Table, number: int = 0) -> None:
+    """Write net changes as a file of a folder.
+
+    A repeated task writes the same bytes under the same name, since readers take all files of the
+    folder.
+    """
+    base, _, name = folder.rpartition("/")
+    files = lake.files(base)
+    files.create_dir(name)
+    # Readers read no more than a row group at once.
+    path, size = f"{name}/part-{number}.parquet", rows_at_once(rows)
+    pq.write_table(rows, path, filesystem=files, row_group_size=size)
 
 
 def packed(mask: Bools) -> bytes:
@@ -245,7 +282,7 @@ def small_rows(table: TargetVersion) -> pa.Table | None:
     """
     if not (table.is_small and table.is_writable):
         return None
-    dataset = open_files(table.held_files, table.place.lake, table.place.uri, table.schema)
+    dataset = open_files(table.table_files, table.place.lake, table.place.uri, table.schema)
     # A first batch of large rows would be in memory before it could be counted, so the footers are
     # checked first.
     if sum(row_group_bytes(dataset)) > MOST_DRIVER_BYTES:

@@ -24,7 +24,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Self
 
@@ -41,7 +41,7 @@ from waldelta.changes.decode.collapse import ACTION_INSERT, ACTION_UPSERT, RAW_R
 from waldelta.changes.decode.decode import CHANGE_COLUMNS, DecodePlan, collapse_events, decode_all
 from waldelta.changes.decode.route import BUCKET, judge_files, route, routed
 from waldelta.changes.decode.target_plan import TargetPlan
-from waldelta.changes.stage.net_files import NetFiles, check_rows, rows_at_once
+from waldelta.changes.stage.net_files import NetFiles, NetTable, check_rows, write_net
 from waldelta.errors import StagedLost, without_values
 from waldelta.lake import Lake, parquet_format, remove_folder, staging_folder
 from waldelta.lake.changelog import ChangeLog, RowMessages, Stream
@@ -56,7 +56,7 @@ from waldelta.lake.changelog.row_messages import (
 from waldelta.lake.write_errors import change_log_write_error
 from waldelta.pipeline import Job, named_error
 from waldelta.spark import Runner
-from waldelta.spark.runner import run_locally, shares
+from waldelta.spark.runner import shares
 
 log = logging.getLogger(__name__)
 
@@ -231,13 +231,15 @@ class Staged:
     """Net changes ready to be merged: their folder, and their number by action.
 
     ``incomplete``: a new row arrived without the value of a large column, which must be read from
-    the source. ``ending`` says what a TRUNCATE makes of other rows that the target keeps.
+    the source. ``ending`` says what a TRUNCATE makes of other rows that the target keeps. ``net``
+    are changes in memory that aren't in the folder yet.
     """
 
     folder: str
     counts: dict[str, int]
     incomplete: bool = False
     ending: Ending | None = None
+    net: NetTable | None = None
 
     @classmethod
     def of(cls, folder: str, parts: Sequence[Mapping[str, Any]]) -> Self:
@@ -246,6 +248,14 @@ class Staged:
         for part in parts:
             counts[part["action"]] += part["rows"]
         return cls(folder, dict(counts), any(part["incomplete"] for part in parts))
+
+    def on_disk(self) -> Staged:
+        """Returns the changes in files of the folder, which a step other than the merge of a small
+        target reads.
+        """
+        if self.net is not None:
+            self.net.on_disk()
+        return replace(self, net=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,11 +274,18 @@ class Ending:
 
 
 def stage(runner: Runner, change_log: ChangeLog, plan: TargetPlan, folder: str) -> Staged:
-    """Write the net changes as Parquet into ``folder``."""
+    """Returns the net changes: in memory those of few messages, else as Parquet in ``folder``."""
+    if plan.rows is not None:
+        events = [*decode_all(plan.rows.to_batches(), plan.decode)]
+        if events:
+            table = pa.Table.from_batches(events)
+            events = route(runner, table, plan.decode, f"{folder}-routed").to_batches()
+        rows = _net_of(events, plan.decode)
+        net = NetTable.of_rows(folder, change_log.lake, rows)
+        return replace(Staged.of(folder, _counts(rows, plan.decode).to_pylist()), net=net)
     staged = Staged.of(folder, _stage(runner, plan.split or change_log, plan, folder))
-    if plan.rows is None:
-        rows = sum(NetFiles.of(folder, change_log.lake).rows)
-        check_rows(folder, rows, net_changes(staged.counts))
+    staged_rows = sum(NetFiles.of(folder, change_log.lake).rows)
+    check_rows(folder, staged_rows, net_changes(staged.counts))
     return staged
 
 
@@ -296,13 +313,6 @@ def _stage(runner: Runner, messages: RowMessages, plan: TargetPlan, folder: str)
 
     ``messages`` has at least the messages that the plan is about.
     """
-    if plan.rows is not None:
-        staging = _Staging(folder, messages.lake, plan.decode)
-        events = [*decode_all(plan.rows.to_batches(), plan.decode)]
-        if events:
-            table = pa.Table.from_batches(events)
-            events = route(runner, table, plan.decode, f"{folder}-routed").to_batches()
-        return run_locally(1, COUNTS, lambda number: staging.collapse(number, events))
     condition = row_messages(plan.decode.segments, plan.state.relation_ids, plan.decode.snapshot)
     pieces = messages.pieces(condition)
     staging = _Staging(folder, messages.lake, plan.decode)
@@ -397,23 +407,9 @@ class _Staging:
         yield from routed(pa.Table.from_batches(parts), judged).to_batches()
 
     def collapse(self, number: int, events: Iterable[pa.RecordBatch]) -> pa.Table:
-        """Write the net changes of events as a file, and count them.
-
-        A repeated task writes the same bytes under the same name, since readers take all files of
-        the folder.
-        """
-        files, folder = self._files()
-        files.create_dir(folder)
-        parts, net = [*events], self.plan.net_schema.empty_table()
-        if parts:
-            net = collapse_events(pa.Table.from_batches(parts, self.plan.event_schema), self.plan)
-        # Readers read no more than a row group at once.
-        pq.write_table(
-            net,
-            f"{folder}/part-{number}.parquet",
-            filesystem=files,
-            row_group_size=rows_at_once(net),
-        )
+        """Write the net changes of events as a file, and count them."""
+        net = _net_of(events, self.plan)
+        write_net(self.lake, self.folder, net, number)
         return _counts(net, self.plan)
 
     def _files(self) -> tuple[FileSystem, str]:
@@ -435,6 +431,13 @@ class _Staging:
         files.create_dir(path.rpartition("/")[0])
         schema = self.plan.filtered_schema.append(pa.field(BUCKET, pa.int64()))
         return opened.enter_context(pq.ParquetWriter(path, schema, filesystem=files))
+
+
+def _net_of(events: Iterable[pa.RecordBatch], plan: DecodePlan) -> pa.Table:
+    parts = [*events]
+    if not parts:
+        return plan.net_schema.empty_table()
+    return collapse_events(pa.Table.from_batches(parts, plan.event_schema), plan)
 
 
 def _identities(events: pa.Table, plan: DecodePlan) -> list[pa.ChunkedArray]:
@@ -479,18 +482,13 @@ def _counts(net: pa.Table, plan: DecodePlan) -> pa.Table:
         return COUNTS.empty_table()
     lacks = plan.numbering.lacks_values(net)
     lacks &= np.asarray(pc.is_in(net["action"], value_set=pa.array([ACTION_INSERT, ACTION_UPSERT])))
-    flags = pa.table(
-        {
-            "action": net["action"],
-            "raw_rows": net["raw"].is_valid().cast(pa.int64()),
-            "incomplete": lacks,
-        }
-    )
-    counted = flags.group_by("action").aggregate(
-        [([], "count_all"), ("raw_rows", "sum"), ("incomplete", "max")]
-    )
-    names = ("action", "count_all", "raw_rows_sum", "incomplete_max")
-    return counted.select(names).rename_columns(COUNTS.names).cast(COUNTS)
+    raw = np.asarray(net["raw"].is_valid())
+    counts = []
+    for action in net["action"].unique().to_pylist():
+        rows = np.asarray(pc.equal(net["action"], action))
+        raw_rows, incomplete = int((rows & raw).sum()), bool((rows & lacks).any())
+        counts.append((action, int(rows.sum()), raw_rows, incomplete))
+    return pa.table([*zip(*counts, strict=True)], schema=COUNTS)
 
 
 _Hashes = npt.NDArray[np.uint64]

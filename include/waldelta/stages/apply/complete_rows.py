@@ -115,6 +115,7 @@ def complete_rows(  # noqa: PLR0913 - what it reads from, writes to, and is abou
     outlines = quarantine.outlines(state.table_name, state.generation)
     if not staged.incomplete and not outlines and judge is None:
         return staged
+    staged = staged.on_disk()
     work = _Work(runner, job, change_log, plan, staged)
     work.follow(quarantine, [row for row in outlines if row.batch <= after], after)
     for rows in _chunks(staged, plan):

@@ -16,6 +16,7 @@ from deltalake import write_deltalake
 
 from tests.support.data.merges import (
     SCHEMA,
+    changes_of,
     files_of,
     held,
     large,
@@ -322,12 +323,11 @@ def net_of_duplicates(changes) -> pa.Table:
     return pa.Table.from_pylist(listed, net)
 
 
-def merged_duplicates(job, made, rows, batch=1) -> CommitTag | None:
+def merged_duplicates(job, made, rows, batch=1, in_memory=None) -> CommitTag | None:
     net = net_of_duplicates(rows)
     counts = Counter(action for action, *_ in rows)
     planned = replace(tag(batch), counts=dict(counts))
-    changes = Staged(staged(job, net), {})
-    return merge_plan(job, made, changes, planned)
+    return merge_plan(job, made, changes_of(job, net, {}, in_memory=in_memory), planned)
 
 
 def stored(job) -> list[tuple]:
@@ -401,7 +401,32 @@ def test_random_duplicates_are_merged_as_in_a_small_target(job):
         assert (attempt, by_tasks) == (attempt, stored(job))
 
 
-@pytest.mark.parametrize("size", [lambda job: job, large], ids=["small", "large"])
+SIZES = {"small": lambda job: job, "large": large}
+
+
+@pytest.mark.parametrize("most_bytes", [module.MOST_DRIVER_BYTES, 1], ids=["few", "many"])
+@pytest.mark.parametrize("in_memory", [True, False], ids=["in memory", "in files"])
+@pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
+def test_changes_do_the_same_in_memory_and_in_files(job, monkeypatch, size, in_memory, most_bytes):
+    """More of them than memory is meant for are written to files for the tasks."""
+    monkeypatch.setattr(module, "MOST_DRIVER_BYTES", most_bytes)
+    write_files(job, [(1, "a", "A"), (2, "b", "B")], [(3, "c", "C"), (4, "d", "D")])
+    events = [("U", 1, 1, "x", None), ("U", 4, 5, "y", "Y"), ("D", 2, None, None, None)]
+    events += [("I", None, 6, "z", "Z"), ("U", 9, 9, "lacking", "L")]
+    done = merge_small(size(job), events, in_memory=in_memory)
+    assert held(job) == {1: ("x", None), 3: ("c", "C"), 5: ("y", "Y"), 6: ("z", "Z")}
+    merged = [done.counts[f"merged_{kind}"] for kind in ("inserts", "updates", "deletes")]
+    assert merged == [1, 2, 1]
+    made = keyless(job)
+    write_duplicates(job, [A1, A1], [A2, B1])
+    rows = [("delete", A2, None), ("update", B1, ("b", 2, "2")), ("insert", None, A1)]
+    done = merged_duplicates(size(job), made, rows, 2, in_memory)
+    assert stored(job) == sorted([A1, A1, ("b", 2, "2"), A1], key=repr)
+    merged = [done.counts[f"merged_{kind}"] for kind in ("inserts", "updates", "deletes")]
+    assert merged == [1, 1, 1]
+
+
+@pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
 def test_duplicate_rows_of_merged_partitions(job, size):
     """One of the equal rows changes; a truncated leaf's go; own columns keep their values."""
     schema = pa.schema([("v", pa.string()), ("_wd_relid", pa.int64()), *list(SCHEMA)[3:]])
@@ -424,8 +449,8 @@ def test_duplicate_rows_of_merged_partitions(job, size):
     leaf.decode.names = ("v", "_wd_relid")
     leaf.decode.columns = list(zip(leaf.decode.names, kinds, strict=True))
     counts = {"update": 1, "delete": 2, "insert": 1}
-    folder, ending = staged(job, pa.Table.from_pylist(found, net)), ending_of_leaves([2])
-    changes, counted = Staged(folder, counts, ending=ending), replace(tag(), counts=counts)
+    rows, counted = pa.Table.from_pylist(found, net), replace(tag(), counts=counts)
+    changes = changes_of(size(job), rows, counts, ending_of_leaves([2]))
     done = merge_plan(size(job), leaf, changes, counted)
     rows = table(job).to_pyarrow_table().select(["v", "_wd_relid", "gone", "_wd_lsn"]).to_pylist()
     expected = [("A", 1, 0.5, 9), ("a", 1, 0.5, -1), ("new", 2, None, 9)]

@@ -141,6 +141,7 @@ def judge(
     with _verdicts(job, gate, columns, "its changes wait") as (asides, stops):
         if not any(staged.counts.get(action) for action in WRITTEN):
             return JudgedChanges(staged)
+        staged = staged.on_disk()
         is_written = f"action in ({', '.join(map(string, WRITTEN))})"
         files = NetFiles.of(staged.folder, job.lake)
         rows = StagedRows(runner, files, columns, gate.table, is_written)
