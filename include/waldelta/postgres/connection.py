@@ -28,6 +28,7 @@ from waldelta.errors import (
     StandbyAway,
 )
 from waldelta.findings import sql_name
+from waldelta.hidden_modules import hidden
 from waldelta.quantities import first_of
 from waldelta.server_errors.refused_connection import POOLED, ConnectionRefusal, connection_error
 from waldelta.server_errors.sqlstate import INVALID_PARAMETER_VALUE, ServerError
@@ -243,22 +244,33 @@ def connect_walsender(conninfo: str, application_name: str) -> psycopg.Connectio
     )
 
 
+def adbc_driver() -> Any:
+    """Returns ADBC's DB-API of PostgreSQL.
+
+    Its import takes tenths of a second, which an idle check must not pay. Its methods for polars,
+    which nothing here calls, would load all of that.
+    """
+    with hidden("polars"):
+        from adbc_driver_postgresql import dbapi
+
+    return dbapi
+
+
 def connect_arrow(conninfo: str, application_name: str) -> adbc_driver_postgresql.dbapi.Connection:
     """Open an ADBC connection (Arrow results) with the pinned session settings; raises as connect()
     does.
     """
-    # The import loads pandas: half a second, which an idle check must not pay.
-    import adbc_driver_postgresql.dbapi
-
-    return _opened(
+    driver = adbc_driver()
+    connection: adbc_driver_postgresql.dbapi.Connection = _opened(
         conninfo,
         application_name,
-        lambda pinned: adbc_driver_postgresql.dbapi.connect(
+        lambda pinned: driver.connect(
             make_conninfo(pinned, client_encoding=_UNCONVERTED), autocommit=True
         ),
-        adbc_driver_postgresql.dbapi.Error,
+        driver.Error,
         {},
     )
+    return connection
 
 
 def limit_batches(cursor: adbc_driver_postgresql.dbapi.Cursor) -> None:
@@ -278,7 +290,6 @@ def record_batches(cursor: adbc_driver_postgresql.dbapi.Cursor) -> Iterator[pa.R
     Raises ADBC's errors, also while rows are fetched; with their SQLSTATE, as long as ADBC has the
     reader that keeps it.
     """
-    import adbc_driver_postgresql.dbapi
     import pyarrow as pa
     from adbc_driver_manager import AdbcStatusCode
 
@@ -287,9 +298,7 @@ def record_batches(cursor: adbc_driver_postgresql.dbapi.Cursor) -> Iterator[pa.R
     try:
         yield from cursor.fetch_record_batch() if reader is None else reader
     except (OSError, pa.ArrowException) as err:
-        raise adbc_driver_postgresql.dbapi.OperationalError(
-            str(err), status_code=AdbcStatusCode.IO
-        ) from None
+        raise adbc_driver().OperationalError(str(err), status_code=AdbcStatusCode.IO) from None
 
 
 def check_settings(

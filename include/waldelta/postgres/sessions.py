@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import psycopg
 from psycopg import sql
 
-from waldelta.postgres.connection import NAME_BYTES, Connection, connect, connect_arrow, pin
+from waldelta.postgres.connection import (
+    NAME_BYTES,
+    Connection,
+    adbc_driver,
+    connect,
+    connect_arrow,
+    pin,
+)
 
 if TYPE_CHECKING:
     import adbc_driver_postgresql.dbapi
@@ -94,14 +101,6 @@ def _reset(session: Connection | adbc_driver_postgresql.dbapi.Connection, name: 
         cursor.execute(sql.SQL("set application_name = {}").format(name[:NAME_BYTES]).as_string())
 
 
-def _adbc_error() -> type[Exception]:
-    # The import takes half a second, which an idle check must not pay.
-    import adbc_driver_postgresql.dbapi
-
-    error: type[Exception] = adbc_driver_postgresql.dbapi.Error
-    return error
-
-
 PLAIN_SESSIONS = Sessions(connect, lambda: psycopg.Error)
 # A slot's messages are of types that every server has, and copies select values of others as text.
-ARROW_SESSIONS = Sessions(connect_arrow, _adbc_error)
+ARROW_SESSIONS = Sessions(connect_arrow, lambda: adbc_driver().Error)

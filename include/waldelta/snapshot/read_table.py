@@ -49,6 +49,7 @@ from waldelta.postgres import (
     record_batches,
     rows_where,
 )
+from waldelta.postgres.connection import adbc_driver
 from waldelta.postgres.sessions import ARROW_SESSIONS
 from waldelta.row_filter import RowFilter
 from waldelta.server_errors import sqlstate as codes
@@ -415,12 +416,9 @@ def snapshot_reader(
     Raises SessionAltered after use, when a function of the database has changed how the session
     prints values.
     """
-    # Only a copy needs the driver, which imports Polars where it is installed.
-    import adbc_driver_postgresql.dbapi as adbc
-
     with (
         ARROW_SESSIONS.session(conninfo, application_name) as connection,
-        raised_as(lambda err: _copy_error(err, conninfo, copy), adbc.Error),
+        raised_as(lambda err: _copy_error(err, conninfo, copy), adbc_driver().Error),
     ):
         yield connection
         check_settings(conninfo, connection)

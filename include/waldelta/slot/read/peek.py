@@ -46,6 +46,7 @@ from waldelta.postgres import (
     record_batches,
     wait_until_none,
 )
+from waldelta.postgres.connection import adbc_driver
 from waldelta.postgres.sessions import ARROW_SESSIONS, PLAIN_SESSIONS
 from waldelta.server_errors import sqlstate as codes
 from waldelta.server_errors.sqlstate import ServerError
@@ -212,9 +213,6 @@ def peek(
     timeout, and PeekTooLarge or SourceDiskFull when it was too large for the server's disk or
     memory.
     """
-    # The import loads pandas, which an idle check must not pay for.
-    import adbc_driver_postgresql.dbapi
-
     with PLAIN_SESSIONS.session(conninfo, f"waldelta fence {source.slot}") as fence:
         _terminate_backends(fence, source.slot, _READERS)
     statement, times = _statement(source, bound), times or PeekTimes()
@@ -241,7 +239,7 @@ def peek(
             times.total_s = time.monotonic() - began
             times.messages = envelope.given
             check_settings(conninfo, connection)
-    except adbc_driver_postgresql.dbapi.Error as err:
+    except adbc_driver().Error as err:
         timed_out = time.monotonic() - began >= bound.statement_timeout_s
         raise _read_error(source.slot, ServerError.of(err), timed_out) from None
 

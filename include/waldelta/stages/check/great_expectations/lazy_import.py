@@ -18,6 +18,8 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
+from waldelta.hidden_modules import hidden
+
 # A suite that needs a hidden module is listed by expectation: KL divergence bins numbers with
 # pyspark.ml.
 _HIDDEN = ("sqlalchemy", "psycopg2", "pyspark.ml")
@@ -27,8 +29,8 @@ _NEEDS_ALL = frozenset(
 _LATER = ("scipy.stats", "altair")
 
 
-class _Sight(MetaPathFinder):
-    """Hides modules from the imports of one thread; other threads are not affected."""
+class _FirstUse(MetaPathFinder):
+    """Loads modules that one thread imports when they are first used."""
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
@@ -36,11 +38,7 @@ class _Sight(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if threading.get_ident() != self._thread:
-            return None
-        if name in _HIDDEN:
-            raise ModuleNotFoundError(f"{name} isn't needed for checking targets", name=name)
-        if name not in _LATER:
+        if name not in _LATER or threading.get_ident() != self._thread:
             return None
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
@@ -59,12 +57,13 @@ def import_great_expectations(kinds: Collection[str] = ()) -> None:
     if _NEEDS_ALL.intersection(kinds):
         importlib.import_module("great_expectations")
         return
-    sight = _Sight()
-    sys.meta_path.insert(0, sight)
+    first_use = _FirstUse()
+    sys.meta_path.insert(0, first_use)
     try:
-        importlib.import_module("great_expectations")
+        with hidden(*_HIDDEN):
+            importlib.import_module("great_expectations")
     finally:
-        sys.meta_path.remove(sight)
+        sys.meta_path.remove(first_use)
 
 
 def import_everything() -> None:
