@@ -169,7 +169,7 @@ os._exit = report
 from waldelta.__main__ import main
 main()
 """
-UNUSED = "pyspark,great_expectations,jinja2,pandas,polars"
+UNUSED = "pyspark,great_expectations,jinja2,pandas,polars,sqlglot"
 
 
 def test_a_small_run_loads_only_what_it_uses(database, lake, tmp_path):

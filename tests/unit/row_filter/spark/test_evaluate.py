@@ -19,6 +19,7 @@ ROWS = pa.table(
         "d": [date(2020, 1, 1), None, date(1, 1, 1)],
         "ts": pa.array([0, None, -1], pa.timestamp("us", "UTC")),
         "f": [1.5, None, float("nan")],
+        "a`b.c": [1, 2, None],
         "_wd_raw": pa.array([None, [("n", "NaN")], []], RAW),
     }
 )
@@ -57,7 +58,11 @@ T, F, N = True, False, None
         ("coalesce(map_contains_key(_wd_raw, 'n'), false)", [F, T, F]),
         ("case when i = 1 then t = 'EU' when b is null then false end", [T, F, N]),
         ("case t when 'EU' then 1 else 2 end > 1", [F, T, T]),
+        ("true", [T, T, T]),
         ("false", [F, F, F]),
+        ("`i` is not null", [T, F, T]),
+        ("`I` is not null", None),
+        ("`a``b.c` is not null", [T, T, F]),
         ("cast(null as boolean)", None),
         ("t like 'a%' escape '/'", None),
         ("i not between 1 and 2", None),
@@ -99,7 +104,14 @@ def test_a_condition(condition, expected):
 
 @pytest.mark.parametrize(
     ("condition", "certain"),
-    [("i = 1 and t like 'a%'", True), ("i % 2 = 0", False), ("i >", False), ("f > 1", True)],
+    [
+        ("i = 1 and t like 'a%'", True),
+        ("i % 2 = 0", False),
+        ("i >", False),
+        ("f > 1", True),
+        ("true", True),
+        ("`i` is not null", True),
+    ],
 )
 def test_whether_columns_are_worth_reading(condition, certain):
     """By the text alone; the columns' types may still leave the condition to Spark."""
