@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.text import Text
 
 from waldelta.config import PipelineFile
+from waldelta.rehearsal.impact_kinds import FAILING
 from waldelta.rehearsal.migration import statements
 from waldelta.rehearsal.production import Production, TableSize
 from waldelta.rehearsal.rehearsal import rehearse
-from waldelta.rehearsal.report import FAILING
 
 SCHEMA = """
 create role app;

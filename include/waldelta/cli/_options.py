@@ -21,7 +21,7 @@ from waldelta.config.stores import STORES
 from waldelta.decision_kinds import ACTIONS, DecisionRequest
 from waldelta.errors import ConfigError
 from waldelta.pipeline import Job
-from waldelta.rehearsal.report import FAILING, KINDS
+from waldelta.rehearsal.impact_kinds import FAILING, KINDS
 from waldelta.stages.repair.replay.interval import REPLAY
 
 _MODULES: Final = ("waldelta", "spark_jobs")

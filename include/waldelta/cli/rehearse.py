@@ -15,10 +15,10 @@ from waldelta.errors import ConfigError, WaldeltaError, without_values
 from waldelta.jobs import Pipeline
 from waldelta.lake import READ_FAILURES
 from waldelta.postgres import TableId, conninfo_from_environment
+from waldelta.rehearsal.impact_kinds import KINDS
 from waldelta.rehearsal.migration import read_migrations
 from waldelta.rehearsal.production import Production, read_production, read_schema_file
 from waldelta.rehearsal.rehearsal import RehearsalOptions, rehearse
-from waldelta.rehearsal.report import KINDS
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,8 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from waldelta.rehearsal.report import FAILING, Impact, Report, StepReport
+from waldelta.rehearsal.impact_kinds import FAILING
+from waldelta.rehearsal.report import Impact, Report, StepReport
 
 DROP = StepReport(
     "m.sql:3",

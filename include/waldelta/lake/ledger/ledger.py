@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 
 from waldelta.config.parse_text import parse_json
 from waldelta.errors import LateWriter, StateError
+from waldelta.lake.delta_target import TargetVersion
 from waldelta.lake.lake import Lake
 from waldelta.lake.ledger.records import (
     FORMAT,
@@ -194,13 +195,13 @@ class Ledger:
         Batches' moves (``intent``, ``compared``) aren't included. Raises StateError for a lake that
         an earlier or later waldelta wrote in another format.
         """
-        result = self.table(SlotMove).place.read_once("events", lambda _: self._read_events())
+        result = self.table(SlotMove).place.read_once("events", self._read_events)
         events = [] if result is None else result[1]
         return [event for event in events if slot in (None, event.slot)]
 
-    def _read_events(self) -> list[SlotMove]:
+    def _read_events(self, version: TargetVersion) -> list[SlotMove]:
         moves = self.table(SlotMove)
-        rows = moves.scan(moves.schema.names, where=_OF_EVENTS)
+        rows = moves.scan(moves.schema.names, where=_OF_EVENTS, version=version)
         if formats := set(rows["format"].to_pylist()) - {FORMAT}:
             raise StateError(
                 f"the lake {self.lake.root} has format {formats.pop() or 1}, and this waldelta"

@@ -201,13 +201,15 @@ class LedgerTable(Generic[R]):
         where: pc.Expression | None = None,
         *,
         cache: bool = True,
+        version: TargetVersion | None = None,
     ) -> pa.Table:
-        """Returns some columns of the rows from ``since`` on that a filter selects, oldest first.
+        """Returns some columns of the rows from ``since`` on that a filter selects, oldest first;
+        those of a ``version``, by default the newest.
 
         This reads little of a long history. It returns no rows when there is no table. A column
         that the table doesn't have yet is null. ``cache``: see read_sorted().
         """
-        table = self.place.find()
+        table = self.place.find() if version is None else version
         fields = [self.schema.field(name) for name in columns]
         if table is None:
             return pa.schema(fields).empty_table()
