@@ -87,6 +87,7 @@ def terminal(width: int | None = None) -> Console:
         width=width,
         color_system=None if os.environ.get("NO_COLOR") else "auto",
         highlight=False,
+        emoji=False,
     )
 
 

@@ -149,6 +149,11 @@ def test_a_name_with_control_characters_is_shown_as_escapes(text, capsys):
     assert not set("\x1b\x07\x9b\u202e\r") & set(found)
 
 
+def test_a_name_is_no_emoji(capsys):
+    terminal().print("public.a:key:b", markup=False)
+    assert capsys.readouterr().out == "public.a:key:b\n"
+
+
 def test_json_for_a_terminal_has_them_as_escapes_of_its_own(capsys):
     output = Output(as_json=True)
     output.show({"table": HOSTILE}, "for people")
