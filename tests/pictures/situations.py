@@ -75,13 +75,13 @@ def _pictures() -> list[Picture]:
 
 
 def _schedules() -> "dict[str, Schedule]":
-    from waldelta_airflow.views._installed_pipelines import DAG_VERBS, DagState, Schedule
+    from waldelta_airflow.views._installed_pipelines import PIPELINE_DAGS, DagState, Schedule
 
     def new(name: str, **states: tuple[str, str]) -> Schedule:
         begun = AT - timedelta(minutes=14)
         dags = (
             DagState(kind, f"{name}_{kind}", kind == "cdc", *states.get(kind, (None, None)), begun)
-            for kind in DAG_VERBS
+            for kind in PIPELINE_DAGS
         )
         return Schedule(dags=tuple(dags), is_paused=True)
 

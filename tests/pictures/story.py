@@ -56,13 +56,13 @@ class Tale:
 
     def schedule(self) -> Schedule:
         """What Airflow's database would say."""
-        from waldelta_airflow.views._installed_pipelines import DAG_VERBS, DagState, Schedule
+        from waldelta_airflow.views._installed_pipelines import PIPELINE_DAGS, DagState, Schedule
 
         runs = [at for at in self.runs() if self.trouble(at) is None]
         due = None if self.is_paused else self.runs()[-1] + self.step
         state = "success" if self.trouble(last := self.runs()[-1]) is None else "failed"
         cdc = (f"scheduled__{last.isoformat()}", state, last)
-        dags = {kind: DagState(kind, f"{self.name}_{kind}") for kind in DAG_VERBS}
+        dags = {kind: DagState(kind, f"{self.name}_{kind}") for kind in PIPELINE_DAGS}
         dags["cdc"] = DagState("cdc", f"{self.name}_cdc", self.is_paused, *cdc)
         for kind in self.under_way:
             begun = ("manual__now", "running", AT - timedelta(seconds=40))

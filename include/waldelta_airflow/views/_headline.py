@@ -23,7 +23,7 @@ from waldelta.monitoring.check_results import FailedExpectation
 from waldelta.monitoring.overview import Glance
 from waldelta.quantities import counted, first_of, size
 from waldelta_airflow._dag_attention import WATCHED
-from waldelta_airflow.views._installed_pipelines import DagState
+from waldelta_airflow.views._installed_pipelines import PIPELINE_DAGS, DagState
 from waldelta_airflow.views._render import airflow_url, duration, moment_name, run_name, url
 from waldelta_airflow.views._situation import Situation
 
@@ -86,12 +86,8 @@ ADVICE = {
 }
 # The DAG whose next run is overdue, by kind of attention.
 _OVERDUE: dict[str, DagKind] = {"overdue": "cdc", **{f"overdue_{kind}": kind for kind in WATCHED}}
-# The steps of a new pipeline, and the command that does the same.
-_STEPS: dict[DagKind, tuple[str, str]] = {
-    "setup": ("checks the source, and creates publications and the slot", "setup"),
-    "initial_sync": ("copies the tables into the lake", "sync"),
-    "cdc": ("brings changes by its schedule", "consume"),
-}
+# The DAGs of a new pipeline's steps.
+_STEPS: tuple[DagKind, ...] = ("setup", "initial_sync", "cdc")
 # What shows the transactions that have written, which keep the slot's WAL, the oldest first.
 _OLDEST = (
     "select pid, xact_start, state, usename, application_name, client_addr, query"
@@ -488,8 +484,8 @@ def setup_steps(situation: Situation) -> dict[DagKind, Headline]:
     """
     steps: dict[DagKind, Headline] = {}
     blocker = ""
-    for kind, (does, verb) in _STEPS.items():
-        dag = situation.dag(kind)
+    for kind in _STEPS:
+        dag, (verb, _, does) = situation.dag(kind), PIPELINE_DAGS[kind]
         if kind == "setup" and (situation.has_slot or (dag and dag.run_state == "success")):
             steps[kind] = Headline("passed", does, status="done")
         elif blocker:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from airflow.api.common.trigger_dag import trigger_dag
@@ -47,16 +47,26 @@ from waldelta_airflow.reporting.notify import IDLE_CHECK
 
 log = logging.getLogger(__name__)
 
-# A pipeline's DAGs in the order in which a new pipeline needs them, and the verb of their runs in
-# the ledger.
-DAG_VERBS: dict[DagKind, str] = {
-    "setup": "setup",
-    "initial_sync": "sync",
-    "cdc": "consume",
-    "reconcile": "reconcile",
-    "maintenance": "maintain",
-    "decide": "decide",
-    "resync": "resync",
+
+class PipelineDag(NamedTuple):
+    """A kind of DAG: the verb of its runs in the ledger, their name on pages, and what it does."""
+
+    verb: str
+    run: str
+    does: str
+
+
+# A pipeline's DAGs in the order in which a new pipeline needs them.
+PIPELINE_DAGS: dict[DagKind, PipelineDag] = {
+    "setup": PipelineDag("setup", "setup", "checks the source, creates publications and the slot"),
+    "initial_sync": PipelineDag("sync", "initial sync", "copies tables into the lake"),
+    "cdc": PipelineDag("consume", "CDC", "lands, applies and checks changes"),
+    "reconcile": PipelineDag("reconcile", "reconciliation", "compares the lake with its source"),
+    "maintenance": PipelineDag(
+        "maintain", "maintenance", "compacts, vacuums and prunes; checks all rows"
+    ),
+    "decide": PipelineDag("decide", "decide", "decides on what waits"),
+    "resync": PipelineDag("resync", "resync", "recreates a lost slot and repairs the tables"),
 }
 # Kinds that are useful to run without params. A decision needs an action, and a resync needs a
 # reason.
@@ -90,15 +100,16 @@ class DagState:
 
 def dag_of_verb(pipeline: str, verb: str) -> str | None:
     """Returns the DAG whose runs have this verb in the ledger, or None."""
-    kinds = {of: kind for kind, of in DAG_VERBS.items()} | {"replay": "cdc"}
+    kinds = {of.verb: kind for kind, of in PIPELINE_DAGS.items()} | {"replay": "cdc"}
     return dag_id_of(pipeline, kinds[verb]) if verb in kinds else None
 
 
 def read_dags(session: Session, pipelines: Collection[str]) -> dict[str, tuple[DagState, ...]]:
-    """Returns the DAGs of each pipeline that Airflow has parsed, in the order of DAG_VERBS; also
-    stale ones, whose file it doesn't find any more.
+    """Returns the DAGs of each pipeline that Airflow has parsed, in the order of PIPELINE_DAGS.
+
+    Stale ones, whose file it doesn't find any more, are among them.
     """
-    ids = {dag_id_of(name, kind): (name, kind) for name in pipelines for kind in DAG_VERBS}
+    ids = {dag_id_of(name, kind): (name, kind) for name in pipelines for kind in PIPELINE_DAGS}
     model = DagModel
     columns = (model.next_dagrun_create_after, model.is_stale)
     query = select(model.dag_id, model.is_paused, *columns).where(model.dag_id.in_(ids))
@@ -315,7 +326,9 @@ def load_pipelines() -> dict[str, PipelineFile | str]:
 def pipeline_of(dag_id: str, pipelines: Collection[str]) -> tuple[str, str] | None:
     """Returns a DAG's pipeline, and the verb of its runs in the ledger; None for other DAGs."""
     places = {
-        dag_id_of(name, kind): (name, DAG_VERBS[kind]) for name in pipelines for kind in DAG_VERBS
+        dag_id_of(name, kind): (name, dag.verb)
+        for name in pipelines
+        for kind, dag in PIPELINE_DAGS.items()
     }
     return places.get(dag_id)
 

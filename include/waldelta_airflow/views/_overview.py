@@ -25,7 +25,7 @@ from waldelta_airflow.views import _pages as pages
 from waldelta_airflow.views._access import READ_ERRORS, PageRequest, PageRequestDep, Reader, reason
 from waldelta_airflow.views._headline import heals_of, joint_of
 from waldelta_airflow.views._installed_pipelines import (
-    DAG_VERBS,
+    PIPELINE_DAGS,
     Schedule,
     read_runs_named,
     read_schedules,
@@ -238,7 +238,7 @@ def _found(cards: Iterable[Card], find: Find, reader: Reader) -> dict[str, tuple
             if text in run.run_id.casefold():
                 runs[card.name, run.run_id] = (run.status, run.at)
     # Airflow has older runs, and those that didn't reach the ledger.
-    dags = {dag_id_of(card.name, kind): card.name for card in cards for kind in DAG_VERBS}
+    dags = {dag_id_of(card.name, kind): card.name for card in cards for kind in PIPELINE_DAGS}
     older = read_runs_named(find.name, dags, _MOST_FOUND, reader.may_read_dag)
     for dag_id, run_id, status, at in older:
         runs.setdefault((dags[dag_id], run_id), (status, at))

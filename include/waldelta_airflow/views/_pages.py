@@ -95,6 +95,7 @@ from waldelta_airflow.views._headline import (
     unless_down,
 )
 from waldelta_airflow.views._installed_pipelines import (
+    PIPELINE_DAGS,
     RUN_NOW,
     DagRunTasks,
     Schedule,
@@ -168,6 +169,7 @@ def pipeline_page(request: PipelineDep, hours: int = 24, page: int = 1) -> str:
         wal=wal_chart(glance.runs, forecast, until),
         is_under_way=bool(schedule.under_way),
         run_now=RUN_NOW,
+        pipeline_dags=PIPELINE_DAGS,
         schedule_of=schedule_of,
         hours=hours,
         choices=HOURS,

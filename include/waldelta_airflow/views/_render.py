@@ -23,6 +23,7 @@ from waldelta.lsn import Lsn
 from waldelta.monitoring.attention import SLOT_WORDS
 from waldelta.quantities import counted, size
 from waldelta_airflow.settings import REPOSITORY, URL_PREFIX
+from waldelta_airflow.views._installed_pipelines import PIPELINE_DAGS
 
 # The line with the report's path, which ends the error of a failed check.
 _REPORT = re.compile(r"\s+report: \S.*")
@@ -34,24 +35,14 @@ _SHORT = 160
 _NAMES = ("passed", "warning", "failed", "unknown", "running", "paused", "next")
 MARKS = dict(zip(_NAMES, "✓!✕?…–→", strict=True))
 _CLASSES = {
-    state: name
-    for name, states in {
-        "passed": ("succeeded", "success", "synced", "ok", "equal", "repaired"),
-        "warning": ("needs_sync",),
-        "failed": ("behind", "different"),
-        "unknown": ("not compared",),
-        "running": ("retrying", "queued", "copying"),
-        "paused": ("removed",),
-    }.items()
-    for state in states
+    **dict.fromkeys(("succeeded", "success", "synced", "ok", "equal", "repaired"), "passed"),
+    **dict.fromkeys(("behind", "different"), "failed"),
+    **dict.fromkeys(("retrying", "queued", "copying"), "running"),
+    "needs_sync": "warning",
+    "not compared": "unknown",
+    "removed": "paused",
 }
-_RUN_KINDS = {
-    "consume": "CDC",
-    "sync": "initial sync",
-    "reconcile": "reconciliation",
-    "maintain": "maintenance",
-    "validate": "validation",
-}
+_RUN_KINDS = {dag.verb: dag.run for dag in PIPELINE_DAGS.values()} | {"validate": "validation"}
 _SLOT_MARKS = {"reserved": "ok", "extended": "ok", "unreserved": "warning", "lost": "failed"}
 
 
