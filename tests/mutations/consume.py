@@ -55,6 +55,6 @@ MUTATIONS = (
              "Ends of streamed transactions are a mismatch with the slot.", (_DECODE,)),
     Mutation("stages/apply/_apply_batches.py", "if ends and all(", "if ends and any(",
              "Batches are collapsed together that exceed the memory.", (_APPLY, _CONCURRENT)),
-    Mutation("stages/apply/apply.py", "if newest.batch <= cut.batch:",
+    Mutation("stages/apply/apply_targets.py", "if newest.batch <= cut.batch:",
              "if newest.batch < cut.batch:", "A cut is published twice.", (_APPLY,)),
 )  # fmt: skip

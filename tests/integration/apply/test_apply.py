@@ -7,7 +7,7 @@ from deltalake import DeltaTable
 
 import waldelta.changes.merge.merge as merge_module
 import waldelta.changes.stage.stage as stage_module
-import waldelta.stages.apply.apply as apply_module
+import waldelta.stages.apply.apply_targets as apply_module
 from tests.oracles.target_rows import source_rows, target_rows
 from tests.support.concurrent_work import killed_in
 from tests.support.pipelines import bare_job, bare_slot, pipeline_file
@@ -212,7 +212,7 @@ def test_what_a_killed_run_committed_is_told_by_the_next(runner, database, job):
     sync(runner, job)
     database.execute("insert into t(id, v) values (1, 'a'), (2, 'b')")
     drain(runner, job)
-    with killed_in("waldelta.stages.apply.apply.read_commit"):
+    with killed_in("waldelta.stages.apply.apply_targets.read_commit"):
         apply(runner, job)
     result = consume(runner, replace(job, run_id="the next"))
     assert (result.tables["public.t"].inserted, result.tables["public.t"].changed) == (2, True)

@@ -750,7 +750,7 @@ def test_a_killed_run_is_judged_anew(gated, database, monkeypatch):
         raise SystemExit(1)
 
     with monkeypatch.context() as patched:
-        patched.setattr("waldelta.stages.apply.apply.merge_staged", die)
+        patched.setattr("waldelta.stages.apply.apply_targets.merge_staged", die)
         with pytest.raises(SystemExit):
             made.run("first")
     assert made.told() == [(WAITING, "1", False)]

@@ -50,8 +50,7 @@ from waldelta.postgres.publication_checks import find_unpublished, warn_of_refus
 from waldelta.spark import Runner
 from waldelta.stages.apply._apply_batches import measures, plan_apply_batches
 from waldelta.stages.apply.outcome import Applied
-from waldelta.stages.check.gate.gate import read_gates
-from waldelta.stages.check.gate.table_gate import TableGate
+from waldelta.stages.check.gate.gate_files import TableGate, read_gates
 from waldelta.stages.repair.mend.unfinished_repairs import end_killed_repairs
 
 log = logging.getLogger(__name__)

@@ -100,7 +100,8 @@ from waldelta.snapshot.exported_snapshot import (
     wait_for_version,
 )
 from waldelta.spark import Runner
-from waldelta.stages.check.gate.gate import StillFails, judge_complete_rows, read_gates
+from waldelta.stages.check.gate.gate import StillFails, judge_complete_rows
+from waldelta.stages.check.gate.gate_files import read_gates
 from waldelta.stages.land.drain import Drained, land_backlog, land_through
 from waldelta.stages.repair._repair_rows import (
     ENTERS,

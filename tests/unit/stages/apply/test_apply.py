@@ -13,7 +13,7 @@ from waldelta.errors import LockHeld
 from waldelta.lake.changelog.row_messages import Volume
 from waldelta.lake.ledger import BatchCut, TableState, TargetCut, now
 from waldelta.stages.apply._apply_batches import plan_apply_batches, reported_batches
-from waldelta.stages.apply.apply import is_published
+from waldelta.stages.apply.apply_targets import is_published
 from waldelta.stages.apply.outcome import Applied
 
 

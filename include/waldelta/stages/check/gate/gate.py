@@ -25,7 +25,6 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import starmap
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -51,23 +50,22 @@ from waldelta.changes.decode.net_rows import (
 from waldelta.changes.decode.target_plan import TargetPlan
 from waldelta.changes.stage.net_files import NetFiles
 from waldelta.changes.stage.stage import Staged
-from waldelta.config.expectation_files import assign_suites, read_each
 from waldelta.errors import ConfigError, QualityFailed
 from waldelta.lake import write_parquet
-from waldelta.lake.ledger import WAITING, Decision, TableState, now
+from waldelta.lake.ledger import WAITING, Decision, now
 from waldelta.lake.ledger.decisions import FAILS
 from waldelta.pipeline import Job
-from waldelta.pipeline.targets.quarantined_rows import landed_upto, valid_releases
+from waldelta.pipeline.targets.quarantined_rows import landed_upto
 from waldelta.quantities import counted
 from waldelta.snapshot.read_table import TableCopy
 from waldelta.spark import Runner
 from waldelta.spark_sql import string
+from waldelta.stages.check.gate.gate_files import TableGate
 from waldelta.stages.check.gate.table_gate import (
     EXAMPLE_ROWS,
     MOST_SET_ASIDE,
     JudgedColumns,
     StagedRows,
-    TableGate,
     Verdict,
     listed,
     read_verdicts,
@@ -86,29 +84,6 @@ class JudgedChanges:
 
 
 log = logging.getLogger(__name__)
-
-
-def read_gates(job: Job, states: Sequence[TableState]) -> dict[str, TableGate]:
-    """Returns by table the gates of these tables, from the current files of own expectations.
-
-    A file that can't be read may contain a gate, so its table has a gate with a problem.
-    """
-    folder = job.pipeline.quality.suites
-    if folder is None:
-        return {}
-    generations = {state.table_name: state.generation for state in states}
-    suites = assign_suites(read_each(Path(folder)), generations)
-    gates = {name: TableGate(name, problem=err) for name, err in suites.refused.items()}
-    gated = {
-        name: suite
-        for name, suite in suites.by_table.items()
-        if any(item.gate != "warn" for item in suite.suite.expectations)
-    }
-    released = valid_releases(job) if gated else {}
-    for name, suite in gated.items():
-        of_copy = released.get((name, generations[name]))
-        gates[name] = TableGate(name, suite, None, 0 if of_copy is None else of_copy.upto_lsn)
-    return gates
 
 
 @contextmanager

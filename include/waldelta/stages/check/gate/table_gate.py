@@ -27,7 +27,6 @@ from waldelta.changes.decode.target_plan import TargetPlan
 from waldelta.changes.stage.net_files import NetFiles
 from waldelta.config.expectation_files import (
     OwnExpectation,
-    OwnSuiteFile,
     TargetColumns,
     is_condition,
     is_sql,
@@ -41,6 +40,7 @@ from waldelta.quantities import counted
 from waldelta.row_filter.spark.evaluate import evaluate
 from waldelta.spark import Runner
 from waldelta.spark_sql import quote
+from waldelta.stages.check.gate.gate_files import TableGate
 from waldelta.stages.check.great_expectations.own_expectations import (
     Conditions,
     arrow_conditions,
@@ -70,20 +70,6 @@ if TYPE_CHECKING:
 # is merged.
 MOST_SET_ASIDE = 10_000
 _CALLED = {"stop": STOP, "quarantine": QUARANTINE}
-
-
-@dataclass(frozen=True, slots=True)
-class TableGate:
-    """The gate of one table: its own expectations that judge changes before the merge.
-
-    An operator has released all commits up to ``released`` (a position): they pass expectations
-    with ``gate: stop``. ``problem`` is why the table's file of expectations can't be read.
-    """
-
-    table: str
-    suite: OwnSuiteFile | None = None
-    problem: ConfigError | None = None
-    released: int = 0
 
 
 @dataclass(slots=True)

@@ -11,10 +11,10 @@ from waldelta.errors import ConfigError
 from waldelta.lake import Lake, write_parquet
 from waldelta.spark import InProcess
 from waldelta.stages.check.gate.gate import judge
+from waldelta.stages.check.gate.gate_files import TableGate
 from waldelta.stages.check.gate.table_gate import (
     JudgedColumns,
     StagedRows,
-    TableGate,
     Verdict,
     _used_columns,
 )
