@@ -331,7 +331,8 @@ class DataFiles(AbstractContextManager["DataFiles"]):
         """Finish the files; returns for each its ``path``, ``size``, ``stats``, ``rows`` and
         ``partition`` (as JSON).
         """
-        self._divide()
+        if self._waiting:
+            self._divide()
         while self._open:
             self._end(*self._open.popitem()[1])
         self._is_closed = True

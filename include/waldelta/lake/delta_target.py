@@ -300,7 +300,7 @@ class TargetVersion:
     @property
     def schema(self) -> pa.Schema:
         """The columns."""
-        return pa.schema(self.table.schema().to_arrow())
+        return self._once("schema", lambda: pa.schema(self.table.schema().to_arrow()))
 
     def can_store(self, columns: pa.Schema) -> bool:
         """Returns whether the table has these columns and their types, and no others.
@@ -380,6 +380,9 @@ class TargetVersion:
     @property
     def is_writable(self) -> bool:
         """Whether all writer features that the table requires are implemented without Spark."""
+        return self._once("is_writable", self._requires_no_spark)
+
+    def _requires_no_spark(self) -> bool:
         protocol, definition = self.table.protocol(), self.definition
         required = {*(protocol.writer_features or ()), *(protocol.reader_features or ())}
         version_is_known = (

@@ -131,11 +131,15 @@ class SuiteEvaluation:
             if kind_of(planned.type).is_judged(planned.kwargs)
         }
         other_numbers = sorted(judged.keys() - self.conditions.keys())
-        waiting = [
-            self.run.background.submit(self._of_kind, kind, {n: judged[n] for n in numbers})
-            for kind, numbers in groupby(other_numbers, lambda number: kind_of(judged[number].type))
-            if isinstance(kind, TargetKind)
-        ]
+        waiting = []
+        for kind, numbers in groupby(other_numbers, lambda number: kind_of(judged[number].type)):
+            if not isinstance(kind, TargetKind):
+                continue
+            of_kind = {n: judged[n] for n in numbers}
+            if self.rows.in_memory is None:
+                waiting.append(self.run.background.submit(self._of_kind, kind, of_kind))
+            else:  # They are judged sooner than another thread begins.
+                self._of_kind(kind, of_kind)
         self._count_rows({n: c for n, c in self.conditions.items() if n in judged})
         for future in waiting:
             future.result()
