@@ -86,13 +86,13 @@ def merged(findings: Iterable[Finding], role: str, *, for_dba: bool = False) -> 
     if lacking_privileges:
         parts.append(
             f"role {role} lacks privileges; let the objects' owner, or a superuser,"
-            f" run:\n{_listed(role, lacking_privileges)}"
+            f" run:\n{_list_statements(role, lacking_privileges)}"
         )
     if owners:
         what = "; ".join(dict.fromkeys(finding.text for finding in owners))
         # If one part can't be granted, granting the others doesn't let the role run setup.
         own_it = (
-            f"\nor, to let this role run setup itself:\n{_listed(role, owners)}"
+            f"\nor, to let this role run setup itself:\n{_list_statements(role, owners)}"
             if all(finding.needs for finding in owners)
             else ""
         )
@@ -106,7 +106,7 @@ def merged(findings: Iterable[Finding], role: str, *, for_dba: bool = False) -> 
     ]
 
 
-def _listed(role: str, findings: Sequence[Finding]) -> str:
+def _list_statements(role: str, findings: Sequence[Finding]) -> str:
     return "\n".join(
         f"    {line}"
         for line in statements(role, (need for finding in findings for need in finding.needs))

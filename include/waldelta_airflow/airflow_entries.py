@@ -113,7 +113,7 @@ def read_connections(
 ) -> list[ConnectionEntry]:
     """Returns the connections of each pipeline; raises none of a secrets backend's errors."""
 
-    needed = [(one.pipeline, *need) for one in pipelines for need in _needed(one)]
+    needed = [(one.pipeline, *need) for one in pipelines for need in _needed_connections(one)]
     ids = {conn_id for _, conn_id, _, _ in needed}
     stored = session.scalars(select(Connection.conn_id).where(Connection.conn_id.in_(ids)))
     states: dict[str, State] = {str(conn_id): "exists" for conn_id in stored}
@@ -125,7 +125,7 @@ def read_connections(
     ]
 
 
-def _needed(pipeline: PipelineFile) -> Iterator[tuple[str, str, str]]:
+def _needed_connections(pipeline: PipelineFile) -> Iterator[tuple[str, str, str]]:
     """Yields each connection's id, what it is for, and its usual type."""
     target = pipeline.target
     for conn_id in pipeline.source.conn_ids:

@@ -57,12 +57,12 @@ class GlueCatalog:
                 if len(names) == 1:
                     (name,) = names
                     request = {"DatabaseName": schema, "Name": name, **self._catalog}
-                    return {name: _registered(self._client.get_table(**request)["Table"])}
+                    return {name: _to_registered(self._client.get_table(**request)["Table"])}
                 for page in pages.paginate(DatabaseName=schema, **self._catalog):
                     entries |= {entry["Name"]: entry for entry in page["TableList"]}
             except self._client.exceptions.EntityNotFoundException:
                 return {}
-        return {name: _registered(entries[name]) for name in names if name in entries}
+        return {name: _to_registered(entries[name]) for name in names if name in entries}
 
     def create_schema(self, schema: str, properties: Mapping[str, str]) -> None:
         """Create a database unless there is one."""
@@ -207,7 +207,7 @@ def _input(table: Registration, properties: Mapping[str, str]) -> dict[str, Any]
     return entry
 
 
-def _registered(entry: Mapping[str, Any]) -> Registered:
+def _to_registered(entry: Mapping[str, Any]) -> Registered:
     storage = entry.get("StorageDescriptor", {})
     return Registered(
         entry["DatabaseName"],

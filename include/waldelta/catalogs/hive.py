@@ -91,7 +91,7 @@ class HiveMetastore:
                 entries = self._client.get_table_objects_by_name_req(request).tables
             except (kinds.UnknownDBException, kinds.NoSuchObjectException):
                 return {}
-        return {entry.tableName: _registered(entry) for entry in entries}
+        return {entry.tableName: _to_registered(entry) for entry in entries}
 
     def create_schema(self, schema: str, properties: Mapping[str, str]) -> None:
         """Create a database unless there is one."""
@@ -101,7 +101,7 @@ class HiveMetastore:
             database.catalogName = self._catalog
         with self._calling(schema):
             try:
-                self._client.get_database(self._qualified(schema))
+                self._client.get_database(self._qualify(schema))
             except kinds.NoSuchObjectException:
                 try:
                     self._client.create_database(database)
@@ -121,20 +121,20 @@ class HiveMetastore:
         entry = self._entry(table, current.properties)
         with self._calling(current.label):
             try:
-                self._client.alter_table(self._qualified(table.schema), table.name, entry)
+                self._client.alter_table(self._qualify(table.schema), table.name, entry)
             except self._kinds.InvalidOperationException:
-                self._client.drop_table(self._qualified(table.schema), table.name, False)
+                self._client.drop_table(self._qualify(table.schema), table.name, False)
                 self._client.create_table(entry)
 
     def drop(self, current: Registered) -> None:
         """Remove an entry without the files."""
         with self._calling(current.label):
             try:
-                self._client.drop_table(self._qualified(current.schema), current.name, False)
+                self._client.drop_table(self._qualify(current.schema), current.name, False)
             except self._kinds.NoSuchObjectException:
                 return
 
-    def _qualified(self, schema: str) -> str:
+    def _qualify(self, schema: str) -> str:
         # Calls without a request object take the catalog as a prefix (MetaStoreUtils of Hive 3).
         return schema if self._catalog is None else f"@{self._catalog}#{schema}"
 
@@ -244,7 +244,7 @@ def _schema_properties(table: Registration) -> dict[str, str]:
     }
 
 
-def _registered(entry: Any) -> Registered:
+def _to_registered(entry: Any) -> Registered:
     properties = entry.parameters or {}
     serde = entry.sd.serdeInfo.parameters or {} if entry.sd.serdeInfo is not None else {}
     is_view = entry.tableType == "VIRTUAL_VIEW"

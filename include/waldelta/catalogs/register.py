@@ -246,7 +246,7 @@ class _Registrar:
             return not gone
         last = [*digests][-1]
         entry = read_entries(self.catalog, [catalog_names[last]]).get(catalog_names[last])
-        return self._is_current(entry, last, _of_all(catalog_names, gone, digests))
+        return self._is_current(entry, last, _digest_of_all(catalog_names, gone, digests))
 
     def _is_current(self, entry: Registered | None, name: str, digest: str) -> bool:
         return (
@@ -281,7 +281,7 @@ class _Registrar:
         *names, last = digests
         self._each(names, lambda name: register(name, digests[name]))
         is_all = self.failures.keys().isdisjoint({*names, *gone})
-        digest = _of_all(catalog_names, gone, digests) if is_all else digests[last]
+        digest = _digest_of_all(catalog_names, gone, digests) if is_all else digests[last]
         self._each([last], lambda name: register(name, digest))
 
     def _each(self, names: Iterable[str], act: Callable[[str], None]) -> None:
@@ -426,7 +426,7 @@ def _digest(job: Job, state: TableState, comments: Comments) -> str:
     return _hash([_FORM, uri, columns, comments.get((name, None)), facts])
 
 
-def _of_all(
+def _digest_of_all(
     catalog_names: Mapping[str, CatalogName],
     gone: Mapping[str, CatalogName],
     digests: Mapping[str, str],

@@ -92,12 +92,12 @@ class UnityCatalog:
         if len(names) == 1:
             (name,) = names
             entry = self._call("GET", f"/tables/{self._path(schema, name)}", missing=None)
-            return {} if entry is None else {name: _registered(entry)}
+            return {} if entry is None else {name: _to_registered(entry)}
         entries: dict[str, Registered] = {}
         query: dict[str, Any] = {"catalog_name": self._catalog, "schema_name": schema}
         while True:
             answer = self._call("GET", f"/tables?{urlencode(query)}", missing={})
-            entries |= {one["name"]: _registered(one) for one in answer.get("tables") or ()}
+            entries |= {one["name"]: _to_registered(one) for one in answer.get("tables") or ()}
             if not (token := answer.get("next_page_token")):
                 return {name: entries[name] for name in names if name in entries}
             query["page_token"] = token
@@ -197,7 +197,7 @@ def _column(position: int, column: EntryColumn) -> dict[str, Any]:
     return described
 
 
-def _registered(entry: Mapping[str, Any]) -> Registered:
+def _to_registered(entry: Mapping[str, Any]) -> Registered:
     return Registered(
         entry["schema_name"],
         entry["name"],

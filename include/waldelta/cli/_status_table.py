@@ -178,7 +178,7 @@ def list_pipelines(folder: Path | None, output: Output) -> bool:
             entry["pipeline"],
             entry["slot"],
             entry["conn_id"],
-            "\n".join(map(_published, entry["publications"])),
+            "\n".join(map(_published_text, entry["publications"])),
             entry["root"],
             entry["schedule"] or "by hand",
             _run(entry),
@@ -186,7 +186,7 @@ def list_pipelines(folder: Path | None, output: Output) -> bool:
         for entry in entries
     ]
     title = f"{counted(len(rows), 'pipeline')} in {folder}"
-    errors = [Text(_refused(entry), style="red") for entry in refused]
+    errors = [Text(_error_text(entry), style="red") for entry in refused]
     output.show(document, Group(table(_HEADINGS, rows, title) if rows else Text(title), *errors))
     return bool(refused)
 
@@ -243,13 +243,13 @@ def _last_run(pipeline: PipelineFile) -> dict[str, Any] | None:
     }
 
 
-def _refused(one: Mapping[str, Any]) -> str:
+def _error_text(one: Mapping[str, Any]) -> str:
     """Returns the error with its file, which the message of a named error contains."""
     error = str(one["error"])
     return error if one["file"] in error else f"{one['file']} is refused: {error}"
 
 
-def _published(publication: Mapping[str, Any]) -> str:
+def _published_text(publication: Mapping[str, Any]) -> str:
     if publication["all_tables"]:
         what = "all tables"
     elif schemas := publication["schemas"]:

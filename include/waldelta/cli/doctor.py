@@ -120,9 +120,9 @@ def as_text(results: Iterable[CheckResult]) -> str:
     """Returns a line for each result, with its remedy below it, and how many need attention."""
     lines, count = [], Counter(one.status for one in results)
     for one in results:
-        lines.append(f"{_mark(one.status)} {one.check}: {_indented(one.text)}")
+        lines.append(f"{_mark(one.status)} {one.check}: {_indent(one.text)}")
         if one.remedy and one.status != "ok":
-            lines.append(f"    {_indented(one.remedy)}")
+            lines.append(f"    {_indent(one.remedy)}")
     lines.append(f"{counted(count['problem'], 'problem')}, {counted(count['warning'], 'warning')}")
     return "\n".join(lines)
 
@@ -133,7 +133,7 @@ def _mark(status: CheckStatus) -> str:
     return styled(mark if is_utf else plain, colour)
 
 
-def _indented(text: str) -> str:
+def _indent(text: str) -> str:
     return text.replace("\n", "\n    ")
 
 
@@ -195,7 +195,7 @@ def installation_checks() -> dict[str, Check]:
 
 def _python() -> list[CheckResult]:
     version = platform.python_version()
-    distribution = _installed(_NAME)
+    distribution = _find_distribution(_NAME)
     needs = distribution.metadata["Requires-Python"] if distribution is not None else None
     text = f"Python {version}"
     if needs and not _is_within(version, needs):
@@ -206,7 +206,7 @@ def _python() -> list[CheckResult]:
 
 def check_packages() -> list[CheckResult]:
     """Compare the installed packages with the ranges in the wheel's metadata."""
-    distribution = _installed(_NAME)
+    distribution = _find_distribution(_NAME)
     if distribution is None:
         text = "waldelta is on Python's path but not installed: package versions can't be checked"
         return [CheckResult("packages", "warning", text, "install waldelta's wheel")]
@@ -231,11 +231,11 @@ def _is_of(one: Requirement, extra: str) -> bool:
 
 
 def _of_extra(extra: str, requirements: list[Requirement]) -> Iterator[CheckResult]:
-    if extra and (not requirements or _installed(_EXTRAS[extra]) is None):
+    if extra and (not requirements or _find_distribution(_EXTRAS[extra]) is None):
         return
     source = f"{_NAME}[{extra}]" if extra else _NAME
     remedy = f"run `pip install '{source}'`"
-    packages = {one: _installed(one.name) for one in requirements}
+    packages = {one: _find_distribution(one.name) for one in requirements}
     versions = {
         one: None if distribution is None else distribution.version
         for one, distribution in packages.items()
@@ -271,7 +271,7 @@ def check_workers() -> Iterator[CheckResult]:
     from waldelta.spark.session import borrowed_session
     from waldelta.spark.worker_packages import read_workers
 
-    if (distribution := _installed(_NAME)) is None:
+    if (distribution := _find_distribution(_NAME)) is None:
         raise ConfigError("waldelta is on Python's path but not installed: install its wheel")
     requirements = [
         requirement
@@ -372,7 +372,7 @@ def _variables() -> Iterator[CheckResult]:
             yield CheckResult("variables", "warning", text, f"set {close[0]} if you meant that")
 
 
-def _installed(name: str) -> Distribution | None:
+def _find_distribution(name: str) -> Distribution | None:
     try:
         return distribution(name)
     except PackageNotFoundError:

@@ -70,7 +70,7 @@ def run_init(options: argparse.Namespace, output: Output) -> None:
             f"database {inventory.server.database!r} has no table that can be replicated: name"
             f" another database in connection {options.conn!r}{left_out}"
         )
-    draft = _proposed(options, inventory)
+    draft = _propose_draft(options, inventory)
     if asks:
         draft = ask(draft)
     draft.load()
@@ -116,7 +116,7 @@ def check_options(options: argparse.Namespace, *, asks: bool) -> None:
         _check_new(options.output, options.output.with_suffix(".sql"))
 
 
-def _proposed(options: argparse.Namespace, inventory: Inventory) -> Draft:
+def _propose_draft(options: argparse.Namespace, inventory: Inventory) -> Draft:
     tables: Sequence[FoundTable] = inventory.tables
     if options.tables or options.schema:
         choice = [
@@ -232,7 +232,7 @@ def choose_named(inventory: Inventory, names: Iterable[str]) -> list[FoundTable]
 def choose_schemas(inventory: Inventory, names: Iterable[str]) -> list[FoundTable]:
     """Returns the tables of these schemas; raises ConfigError for one without any."""
     choice = []
-    for name in map(_unquoted, names):
+    for name in map(_unquote, names):
         tables = [table for table in inventory.tables if table.id.schema == name]
         if not tables:
             raise ConfigError(
@@ -245,11 +245,11 @@ def choose_schemas(inventory: Inventory, names: Iterable[str]) -> list[FoundTabl
 
 def choose_answered(inventory: Inventory, answers: Iterable[str]) -> list[FoundTable]:
     """Returns the tables of an answer: numbers in the list (``1``, ``3-5``), tables and schemas."""
-    tables = [table for answer in answers for table in _answered(inventory, answer)]
+    tables = [table for answer in answers for table in _ask_for_tables(inventory, answer)]
     return sorted(dict.fromkeys(tables), key=lambda table: table.id)
 
 
-def _answered(inventory: Inventory, answer: str) -> Iterator[FoundTable]:
+def _ask_for_tables(inventory: Inventory, answer: str) -> Iterator[FoundTable]:
     if answer == "all":
         yield from inventory.tables
     elif match := _RANGE.fullmatch(answer):
@@ -257,7 +257,7 @@ def _answered(inventory: Inventory, answer: str) -> Iterator[FoundTable]:
         if not 1 <= first <= last <= len(inventory.tables):
             raise ConfigError(f"the list has numbers 1 to {len(inventory.tables)}, not {answer}")
         yield from inventory.tables[first - 1 : last]
-    elif _unquoted(answer) in inventory.schemas:
+    elif _unquote(answer) in inventory.schemas:
         yield from choose_schemas(inventory, [answer])
     else:
         yield _table(inventory, answer)
@@ -283,7 +283,7 @@ def _table(inventory: Inventory, name: str) -> FoundTable:
     )
 
 
-def _unquoted(name: str) -> str:
+def _unquote(name: str) -> str:
     is_quoted = len(name) > 1 and name.startswith('"') and name.endswith('"')
     return name[1:-1].replace('""', '"') if is_quoted else name
 

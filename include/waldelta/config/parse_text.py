@@ -74,7 +74,7 @@ def parse_yaml(text: str, lines: list[int] | None = None) -> Any:
             f"line {line}, column {column}: character #x{err.character:04x} isn't allowed"
         ) from None
     except MarkedYAMLError as err:
-        raise yaml.YAMLError(_described(err)) from None
+        raise yaml.YAMLError(_describe_error(err)) from None
     except RecursionError:
         raise yaml.YAMLError(_TOO_DEEP) from None
 
@@ -96,7 +96,7 @@ def _read_document(text: str, lines: list[int] | None) -> Any:
         loader.dispose()
 
 
-def _described(err: MarkedYAMLError) -> str:
+def _describe_error(err: MarkedYAMLError) -> str:
     mark = err.problem_mark or err.context_mark
     place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
     begin = f", line {err.context_mark.line + 1}" if err.context_mark is not None else ""
@@ -206,7 +206,7 @@ def _remedy(error: dict[str, Any], model: type[BaseModel]) -> str:
         return "missing: add it"
     if error["type"] == "too_short":
         return f"too few entries: write {error['ctx']['min_length']} at least"
-    message = _needed(error)
+    message = _expected_value(error)
     value = error.get("input")
     return (
         f"{message} (given: {value!r})" if isinstance(value, str | int | float | bool) else message
@@ -224,7 +224,7 @@ def one_of(expected: Sequence[str], value: Any) -> str:
     return f"one of {', '.join(expected)} is needed{hint}"
 
 
-def _needed(error: dict[str, Any]) -> str:
+def _expected_value(error: dict[str, Any]) -> str:
     """Returns what a value must be, in place of the library's words for Python's types."""
     kind, context = str(error["type"]), error.get("ctx", {})
     if kind == "literal_error":

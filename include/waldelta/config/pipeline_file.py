@@ -135,7 +135,7 @@ class TargetTable(LayoutOptions):
 
     @field_validator("source")
     @classmethod
-    def _qualified(cls, value: str | None) -> str | None:
+    def _check_qualified(cls, value: str | None) -> str | None:
         if value is not None:
             split_table_name(value)
         return value
@@ -474,7 +474,7 @@ class Notification(StrictModel):
 
     @field_validator("errors")
     @classmethod
-    def _known(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_known(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for name in value:
             if name != ANY_ERROR and name not in ERRORS:
                 near = get_close_matches(name, [ANY_ERROR, *ERRORS], 1)
@@ -570,12 +570,12 @@ def load_pipeline_file(path: str | Path) -> PipelineFile:
         lines = "\n".join(f"  - {problem}" for problem in problems(err, PipelineFile))
         raise ConfigError(f"pipeline file {path} is refused:\n{lines}") from err
     folder = path.absolute().parent
-    placed = pipeline.model_copy(update={"quality": _placed(pipeline, folder)})
+    placed = pipeline.model_copy(update={"quality": _with_absolute_folders(pipeline, folder)})
     placed._folder = folder  # noqa: SLF001 - the file itself doesn't contain it
     return placed
 
 
-def _placed(pipeline: PipelineFile, folder: Path) -> Quality:
+def _with_absolute_folders(pipeline: PipelineFile, folder: Path) -> Quality:
     """Returns the quality settings with absolute folders, because Airflow's tasks run elsewhere."""
     quality = pipeline.quality
     default = folder.parent / "expectations" / pipeline.pipeline

@@ -62,7 +62,7 @@ def _matches(name: str, table: tuple[str, str]) -> bool:
     return parts[0] == table[0] and re.fullmatch(fitting, table[1], re.DOTALL) is not None
 
 
-def _doubled(names: Iterable[str]) -> str:
+def _list_duplicates(names: Iterable[str]) -> str:
     return ", ".join(sorted(name for name, count in Counter(names).items() if count > 1))
 
 
@@ -87,7 +87,7 @@ class TableEntry(StrictModel):
 
     @field_validator("name", "exclude")
     @classmethod
-    def _qualified(cls, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
+    def _check_qualified(cls, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
         for name in [value] if isinstance(value, str) else value:
             split_table_name(name)
             is_pattern(name)
@@ -173,7 +173,7 @@ class Publication(StrictModel):
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
-        doubled = _doubled(t.name for t in self.tables)
+        doubled = _list_duplicates(t.name for t in self.tables)
         refuse_if(
             self.all_tables and (self.tables or self.schemas),
             "all_tables stands alone: remove tables and schemas",
@@ -303,7 +303,7 @@ class Source(StrictModel):
 
     @model_validator(mode="after")
     def _one_server_has_the_slot(self) -> Self:
-        doubled = _doubled(self.publication_names)
+        doubled = _list_duplicates(self.publication_names)
         refuse_if(doubled, f"publications listed twice: {doubled}")
         refuse_if(
             self.read_from is not None and self.failover is not None,

@@ -21,7 +21,7 @@ _LITERAL = re.compile(r"[\w-]*")
 _PLACEHOLDERS = ("schema", "table")
 
 
-def _quoted(part: str) -> str:
+def _quote_part(part: str) -> str:
     if _PLAIN.fullmatch(part):
         return part
     return '"' + part.replace('"', '""') + '"'
@@ -83,4 +83,4 @@ class TargetNames:
             return table_name
         schema, table = split_table_name(table_name)
         segments = [part.format(schema=schema, table=table) for part in template.split(".")]
-        return ".".join(map(_quoted, segments if len(segments) > 1 else [schema, *segments]))
+        return ".".join(map(_quote_part, segments if len(segments) > 1 else [schema, *segments]))

@@ -255,11 +255,11 @@ class DataFile(AbstractContextManager["DataFile"]):
         if not len(rows):
             return
         if self._writer is None:
-            self._writer = self._opened(rows)
+            self._writer = self._open_writer(rows)
         self._writer.write_table(rows)
         self._statistics.add(rows)
 
-    def _opened(self, first: pa.Table) -> pq.ParquetWriter:
+    def _open_writer(self, first: pa.Table) -> pq.ParquetWriter:
         folder, _, _ = self._path.rpartition("/")
         if folder:
             self._files.create_dir(folder)

@@ -94,7 +94,7 @@ def create_table(
         ("cluster by", options.cluster_by),
     ):
         statement += f" {clause} ({', '.join(map(quote, names))})" if names else ""
-    if properties := _listed({**(_MAPPING if mapped else {}), **options.properties}):
+    if properties := _list_properties({**(_MAPPING if mapped else {}), **options.properties}):
         statement += f" tblproperties ({properties})"
     spark.conf.set(_ANY_PROPERTY, "true")
     spark.sql(statement)
@@ -225,10 +225,10 @@ def _set_properties(
     spark: SparkSession, target: DeltaTarget, properties: Mapping[str, str]
 ) -> None:
     spark.conf.set(_ANY_PROPERTY, "true")
-    spark.sql(f"alter table {target.relation} set tblproperties ({_listed(properties)})")
+    spark.sql(f"alter table {target.relation} set tblproperties ({_list_properties(properties)})")
 
 
-def _listed(properties: Mapping[str, str]) -> str:
+def _list_properties(properties: Mapping[str, str]) -> str:
     return ", ".join(f"{string(name)} = {string(value)}" for name, value in properties.items())
 
 

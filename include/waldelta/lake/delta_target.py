@@ -155,7 +155,7 @@ class DeltaTarget:
         table = self.lake.cache.take(self.uri, version)
         if table is not None and (version is not None or self._is_updated(table)):
             return TargetVersion(self, table)
-        return self._opened(version, StoredLog.read_newest)
+        return self._open_version(version, StoredLog.read_newest)
 
     def open_known(self) -> TargetVersion:
         """Open the newest version that this process knows, or the newest one.
@@ -171,13 +171,15 @@ class DeltaTarget:
             if isinstance(table, CopiedTable):
                 table.update_known()
                 return TargetVersion(self, table)
-        return self._opened(None, lambda _: None)
+        return self._open_version(None, lambda _: None)
 
     def open_from_log(self, version: int | None = None) -> TargetVersion:
         """Open the table as open() does, by reading its log whatever was opened before."""
-        return self._opened(version, StoredLog.read_all)
+        return self._open_version(version, StoredLog.read_all)
 
-    def _opened(self, version: int | None, read: Callable[[StoredLog], None]) -> TargetVersion:
+    def _open_version(
+        self, version: int | None, read: Callable[[StoredLog], None]
+    ) -> TargetVersion:
         options, log = self.lake.storage_options, self.known_log
         if log is not None:
             with suppress(NotCopied):

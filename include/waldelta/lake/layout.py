@@ -201,7 +201,7 @@ class Layout:
         """
         size = properties.get(TARGET_FILE_SIZE, "")
         listed = properties.get(STATISTICS_COLUMNS)
-        bounded = bounded_columns(schema) if listed is None else _listed(listed)
+        bounded = bounded_columns(schema) if listed is None else _parse_columns(listed)
         return cls(
             schema,
             tuple(partition_by),
@@ -342,7 +342,7 @@ def statistics_to_sort(options: LayoutOptions, properties: Mapping[str, str]) ->
     listed = properties.get(STATISTICS_COLUMNS)
     if listed is None or options.statistics is not None:
         return {}
-    names = _listed(listed)
+    names = _parse_columns(listed)
     columns = options.cluster_by or options.z_order or ()
     new = [name for name in columns if name not in names]
     return {STATISTICS_COLUMNS: _column_list([*names, *new])} if new else {}
@@ -372,12 +372,12 @@ def statistics_within(
     listed = properties.get(STATISTICS_COLUMNS)
     if listed is None:
         return {}
-    followed = [names.get(name, name) for name in _listed(listed)]
+    followed = [names.get(name, name) for name in _parse_columns(listed)]
     named_columns = [name for name in followed if name in columns and name not in partition_by]
     return {STATISTICS_COLUMNS: _column_list(named_columns)}
 
 
-def _listed(columns: str) -> list[str]:
+def _parse_columns(columns: str) -> list[str]:
     """Returns the names in a list of columns, as Spark writes one."""
     names = re.findall(r"`((?:[^`]|``)*)`|([^,`\s]+)", columns)
     return [quoted.replace("``", "`") or plain for quoted, plain in names]
@@ -393,11 +393,11 @@ def folder_of(partition: Partition) -> str:
 
 
 def _name(name: str, value: str | None) -> str:
-    text = f"{_escaped(name)}={_NULL if value is None else _escaped(value)}"
+    text = f"{_escape_value(name)}={_NULL if value is None else _escape_value(value)}"
     return text.encode()[:_LONGEST_NAME].decode(errors="ignore")
 
 
-def _escaped(text: str) -> str:
+def _escape_value(text: str) -> str:
     return "".join(f"%{ord(c):02X}" if c in _ESCAPED else c for c in text)
 
 

@@ -157,7 +157,7 @@ class StoredLog:
         # A checkpoint replaces all before it, so that one that is known is as good as a later one.
         # Where there was no log, its listing alone shows whether there is one by now.
         hinted = earlier.version < 0 and not self.is_missing
-        begin = self._hinted() if hinted else earlier.checkpoint
+        begin = self._read_hint() if hinted else earlier.checkpoint
         tags = self._tags(begin)
         parts = [(int(m[1]), m[2]) for name in tags if (m := _ENTRY.match(name)) is not None]
         self.is_missing = not parts and begin < 0
@@ -231,7 +231,7 @@ class StoredLog:
     def _entry(self, version: int) -> str:
         return f"{self.path}/{_LOG}/{entry_name(version)}"
 
-    def _hinted(self) -> int:
+    def _read_hint(self) -> int:
         try:
             hint = parse_json(self.store.read_tagged(f"{self.path}/{_LOG}/{_HINT}").content)
             return int(hint["version"])
@@ -384,7 +384,7 @@ class KnownLogs:
         self._store, path = open_store(root, options) or (None, "")
         self._root = f"{path}/" if path else ""
         self._logs: dict[str, StoredLog] = {}
-        self._packed: dict[str, int] | None = None
+        self._pack: dict[str, int] | None = None
         self._lock = RLock()
 
     def log(self, path: str) -> StoredLog | None:
@@ -392,8 +392,8 @@ class KnownLogs:
         if self._store is None:
             return None
         with self._lock:
-            if self._packed is None:
-                self._packed = {}
+            if self._pack is None:
+                self._pack = {}
                 self._unpack(self._store)
             if path not in self._logs:
                 self._logs[path] = StoredLog(self._store, f"{self._root}{path}")
@@ -411,7 +411,7 @@ class KnownLogs:
         # of them.
         logs = {path: log for path, log in all_logs if log.known.version >= 0 or log.is_missing}
         versions = {path: log.known.version for path, log in logs.items()}
-        if self._store is None or versions.items() <= (self._packed or {}).items():
+        if self._store is None or versions.items() <= (self._pack or {}).items():
             return
         parts: dict[str, Tagged] = {}
         for path, log in logs.items():
@@ -419,7 +419,7 @@ class KnownLogs:
             for name in files.get(path, ()):
                 content = self._store.read_cached(f"{self._root}{path}/{name}")
                 parts |= {} if content is None else {f"{path}/{name}": Tagged(content, None)}
-        self._store.write(f"{self._root}{_PACK}", _packed(_up_to_limit(parts), versions))
+        self._store.write(f"{self._root}{_PACK}", _pack(_up_to_limit(parts), versions))
 
     def _unpack(self, store: ObjectStore) -> None:
         try:
@@ -434,7 +434,7 @@ class KnownLogs:
                 err,
             )
             return
-        self._packed = versions
+        self._pack = versions
         for path, version in versions.items():
             log = StoredLog(store, f"{self._root}{path}", is_missing=version < 0)
             self._logs[path] = log
@@ -469,7 +469,7 @@ def _up_to_limit(parts: Mapping[str, Tagged]) -> dict[str, Tagged]:
     return selection
 
 
-def _packed(parts: Mapping[str, Tagged], versions: Mapping[str, int]) -> bytes:
+def _pack(parts: Mapping[str, Tagged], versions: Mapping[str, int]) -> bytes:
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as pack:
         tags = {name: part.tag for name, part in parts.items()}

@@ -396,15 +396,15 @@ class _Folder(FileSystemHandler):  # type: ignore[misc]  # Arrow has no types.
     def open_input_file(self, path: str) -> pa.NativeFile:
         place = self._path(path)
         if self._unchanging:
-            return self._opened(place, self._store.read_end_once(place))
-        return self._opened(place, self._store.read_part(place, {"suffix": _WHOLE_BYTES}))
+            return self._open_part(place, self._store.read_end_once(place))
+        return self._open_part(place, self._store.read_part(place, {"suffix": _WHOLE_BYTES}))
 
     def open_input_stream(self, path: str) -> pa.NativeFile:
         place = self._path(path)
         part = self._store.read_part(place, (0, _WHOLE_BYTES))
-        return self._opened(place, part, block=_BLOCK_BYTES)
+        return self._open_part(place, part, block=_BLOCK_BYTES)
 
-    def _opened(self, place: str, part: ObjectPart, block: int = 0) -> pa.NativeFile:
+    def _open_part(self, place: str, part: ObjectPart, block: int = 0) -> pa.NativeFile:
         if part.is_whole:
             return pa.BufferReader(part.content)
         return pa.PythonFile(_Parts(self._store, place, part, block), mode="r")

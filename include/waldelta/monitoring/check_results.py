@@ -226,7 +226,7 @@ def read_latest_checks(
     rows = _last_of(rows, ("table_name", "meaning"))
     # Discarding rows is no check: a table's check is as old as its results for a version.
     rows = rows.take(np.argsort(rows["version"].is_valid().to_numpy(), kind="stable"))
-    unmet = () if table is None else _failed(ledger, rows)
+    unmet = () if table is None else _failed_expectations(ledger, rows)
     return {of.table_name: replace(of, unmet=unmet) for of in _checks(rows, ("table_name",))}
 
 
@@ -242,7 +242,7 @@ def read_failed_in_run(ledger: Ledger, run_id: str) -> list[FailedExpectation]:
         return []
     where = of_run & (pc.field("at") <= pa.scalar(ends["max"]))
     rows = _without_retried(_read(ledger, ends["min"], FAILING_COLUMNS, where))
-    return _failed(ledger, _last_of(rows, ("table_name", "meaning")))
+    return _failed_expectations(ledger, _last_of(rows, ("table_name", "meaning")))
 
 
 def read_failed(ledger: Ledger, tables: Collection[str]) -> list[FailedExpectation]:
@@ -253,7 +253,7 @@ def read_failed(ledger: Ledger, tables: Collection[str]) -> list[FailedExpectati
     """
     since = now() - _RECENT
     rows = _current(ledger, FAILING_COLUMNS, since, tables, tables)
-    return _failed(ledger, _last_of(rows, ("table_name", "meaning")))
+    return _failed_expectations(ledger, _last_of(rows, ("table_name", "meaning")))
 
 
 def _current(
@@ -327,7 +327,7 @@ def _last_at(entries: pa.Table) -> dict[str, datetime]:
     return dict(zip(ends["table_name"].to_pylist(), ends["at_max"].to_pylist(), strict=True))
 
 
-def _failed(ledger: Ledger, rows: pa.Table) -> list[FailedExpectation]:
+def _failed_expectations(ledger: Ledger, rows: pa.Table) -> list[FailedExpectation]:
     missed = rows.filter(pc.invert(pc.field("success")) & pc.is_valid(pc.field("version")))
     begins = _failing_since(ledger, missed) if missed.num_rows else {}
     expectations = [
@@ -356,7 +356,7 @@ def _failing_since(ledger: Ledger, missed: pa.Table) -> dict[tuple[str, str], da
     return {(row["table_name"], row["meaning"]): row["at_min"] for row in begins}
 
 
-def _checked(rows: pa.Table) -> pa.Table:
+def _rows_of_full_checks(rows: pa.Table) -> pa.Table:
     """Returns the rows of full checks.
 
     Gates' rows have no version, maintenance judges some kinds alone, and an aborted check has no
@@ -379,10 +379,10 @@ def _without_retried(rows: pa.Table) -> pa.Table:
 
 def _in_force(rows: pa.Table) -> pa.Table:
     """Returns the rows that are current: from each table's last check, and maintenance's since."""
-    checks = _checked(rows)
+    checks = _rows_of_full_checks(rows)
     on_others = pc.is_in(rows["expectation"], value_set=pa.array(sorted(ON_OTHERS)))
     # All results of one check are recorded with one time.
-    beside = pc.invert(pc.is_in(_entered(rows), value_set=_entered(checks).unique()))
+    beside = pc.invert(pc.is_in(_table_and_time(rows), value_set=_table_and_time(checks).unique()))
     # Discarding rows records the rows that lack values again, and nothing else.
     of_maintenance = pc.and_(pc.and_(on_others, beside), pc.is_valid(rows["version"]))
     checked, maintained = _newest(checks, rows), _newest(rows.filter(of_maintenance), rows)
@@ -394,7 +394,7 @@ def _in_force(rows: pa.Table) -> pa.Table:
     return rows.filter(pc.fill_null(pc.greater_equal(rows["at"], begins), True))
 
 
-def _entered(rows: pa.Table) -> pa.ChunkedArray:
+def _table_and_time(rows: pa.Table) -> pa.ChunkedArray:
     """Returns the table and time of each row as one text."""
     return pc.binary_join_element_wise(
         rows["table_name"], rows["at"].cast(pa.int64()).cast(pa.string()), "\n"

@@ -157,11 +157,11 @@ def read_decided(ledger: Ledger, table: str | None = None) -> list[Decided]:
     groups = rows.group_by([*_OF_ONE, "of"], use_threads=False).aggregate(
         [("at", "first"), ("reason", "first"), ("key", "first"), ("key", "count_distinct")]
     )
-    decided = [_decided(row) for row in groups.to_pylist()]
+    decided = [_to_decided(row) for row in groups.to_pylist()]
     return sorted(decided, key=lambda one: one.at, reverse=True)
 
 
-def _decided(row: dict[str, Any]) -> Decided:
+def _to_decided(row: dict[str, Any]) -> Decided:
     key, status, of_rows = row["key_first"], row["status"], row["kind"] == ROW
     scopes = {
         ROW: "",

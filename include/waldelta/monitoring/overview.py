@@ -210,7 +210,7 @@ def read_glance(
         compared=read_compared(ledger, names),
         active=airflow.active,
         recent=tuple(landing[:_RECENT]),
-        alike=tuple(_alike(ledger, landing)),
+        alike=tuple(_runs_with_same_failure(ledger, landing)),
         waiting=waiting.count + sum(line.in_quarantine for line in tables),
     )
     items = [*_attention(pipeline, waiting, results, glance, now, idle_checked_at)]
@@ -232,7 +232,7 @@ def after_idle_check(glance: Glance, idle_checked_at: datetime | None) -> Glance
     return replace(glance, upto=upto, attention=lasting)
 
 
-def _alike(ledger: Ledger, landing: Sequence[RunLine]) -> Iterator[RunLine]:
+def _runs_with_same_failure(ledger: Ledger, landing: Sequence[RunLine]) -> Iterator[RunLine]:
     """Yields the latest runs, newest first, as long as they failed by the same class of error."""
     failed = list(takewhile(lambda run: run.status == "failed", landing[:_MOST_ALIKE]))
     if not failed:

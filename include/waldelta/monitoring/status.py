@@ -177,7 +177,7 @@ def read_status(job: Job) -> dict[str, Any]:
             | {"error": None if s.table_name in gates else failures.get(s.table_name)}
             for s in all_lifecycles
         },
-        "last_cut": _cut(job),
+        "last_cut": _newest_cut(job),
         "last_run": None if run is None else {
             "run_id": run.run_id, "verb": run.verb, "status": run.status, "at": run.at.isoformat(),
             "source": parse_json(run.result or "{}").get("source"),
@@ -203,7 +203,7 @@ def _target(lifecycle: TableLifecycle, quarantined: int, discarded: int) -> dict
     }
 
 
-def _cut(job: Job) -> dict[str, Any] | None:
+def _newest_cut(job: Job) -> dict[str, Any] | None:
     """Returns the newest readable cut; if none is readable any more, ``problem`` says so."""
     try:
         cut = readable_cut(job)

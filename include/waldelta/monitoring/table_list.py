@@ -387,7 +387,7 @@ def _limits(state: TableState) -> Iterator[str]:
 def _hidden_columns(state: TableState) -> Iterator[str]:
     if stopped := [column.name for column in state.columns if column.stopped]:
         yield f"last values only of {', '.join(stopped)}: an operator refused the source's change"
-    if names := list(_unpublished(state)):
+    if names := list(_unpublished_columns(state)):
         yield f"{counted(len(names), 'column')} of the source not published: {', '.join(names)}"
 
 
@@ -510,14 +510,16 @@ def read_table_details(
         limits_of(state, quarantined, discarded),
         tuple(name for name in state.publishes if name not in _missing(state)),
         " and ".join(filter(None, (state.row_filter, state.target_filter))),
-        tuple(_unpublished(state)),
+        tuple(_unpublished_columns(state)),
         quarantined,
         discarded,
     )
-    return _opened(target, state, details)
+    return _with_log_details(target, state, details)
 
 
-def _opened(target: DeltaTarget, state: TableState, details: TableDetails) -> TableDetails:
+def _with_log_details(
+    target: DeltaTarget, state: TableState, details: TableDetails
+) -> TableDetails:
     """Adds what a target's Delta log has; where it isn't copied yet, or is gone, the ledger's
     columns stay.
     """
@@ -541,7 +543,7 @@ def _opened(target: DeltaTarget, state: TableState, details: TableDetails) -> Ta
     )
 
 
-def _unpublished(state: TableState) -> Iterator[str]:
+def _unpublished_columns(state: TableState) -> Iterator[str]:
     """Yields the columns that the source has, by name or else by number, and publishes not."""
     names = {a.attnum: a.name for a in state.storage.attributes}
     for number in sorted(set(state.unpublished) - {column.attnum for column in state.columns}):

@@ -306,7 +306,7 @@ class Envelope:
             _check_chunked_sizes(part, kind, chunked, self._needed)
         in_front = chunked & _WITH_XID[kind]
         commit_lsn, commit_ts, decided = _commits(part, kind, scopes)
-        alone = _alone(part, kind, chunked)
+        alone = _nontransactional_messages(part, kind, chunked)
         is_landed = self._landing_mask(part, kind)
         letters = [None, arrow_buffer(np.arange(len(kind) + 1, dtype=np.int32)), arrow_buffer(kind)]
         body = messages.start + 1 + (4 * in_front if in_front.any() else 0)
@@ -506,7 +506,7 @@ def _ends(part: _Part, kind: Bytes, alone: Positions) -> ArrowArray:
     return pa.array(ends, mask=~has_end)
 
 
-def _alone(part: _Part, kind: Bytes, chunked: Mask) -> Positions:
+def _nontransactional_messages(part: _Part, kind: Bytes, chunked: Mask) -> Positions:
     """Returns logical messages that aren't transactional.
 
     They count whatever happens to the transaction that wrote them.

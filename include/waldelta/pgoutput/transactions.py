@@ -152,13 +152,13 @@ class Segments:
         """Returns the commit position of messages in the segments ``at``; ``own`` is each row's
         own.
         """
-        return self._decided(_LSN, at, own)
+        return self._decided_values(_LSN, at, own)
 
     def commit_ts_us(self, at: Ints, own: Ints) -> Ints:
         """Returns the commit time in microseconds since 1970, as commit_lsn() does."""
-        return self._decided(_TIME, at, own)
+        return self._decided_values(_TIME, at, own)
 
-    def _decided(self, column: int, at: Ints, lsn_or_time: Ints) -> Ints:
+    def _decided_values(self, column: int, at: Ints, lsn_or_time: Ints) -> Ints:
         is_known = (at >= 0) & (self._table[_LSN, at] >= 0)
         return np.where(is_known, self._table[column, at], lsn_or_time)
 

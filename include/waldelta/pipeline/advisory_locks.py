@@ -176,18 +176,18 @@ class LockSessions(AbstractContextManager["LockSessions"]):
             try:
                 idle = self._idle.pop()
             except IndexError:
-                return _tried(connect(self._conninfo, application_name), name, application_name)
+                return _try_lock(connect(self._conninfo, application_name), name, application_name)
             with suppress(
                 psycopg.Error
             ):  # The server or a firewall may have ended the session while it was idle.
-                return _tried(idle, name, application_name)
+                return _try_lock(idle, name, application_name)
 
     def __exit__(self, *_: object) -> None:
         while self._idle:
             self._idle.pop().close()
 
 
-def _tried(
+def _try_lock(
     connection: Connection, name: LockName, application_name: str
 ) -> tuple[Connection, bool]:
     try:

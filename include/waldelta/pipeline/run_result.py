@@ -349,7 +349,7 @@ class RunResult:
                 lag_bytes=reported.lag_bytes if after is not None else None,
                 retained_bytes=latest.retained_bytes if latest is not None else None,
                 wal_status=latest.wal_status if latest is not None else None,
-                applied=self._applied(),
+                applied=self._has_applied_all(),
                 started_at=self.attempt.started_at,
                 targets=list(self.attempt.done.values()),
                 **{
@@ -360,7 +360,7 @@ class RunResult:
             )
         )
 
-    def _applied(self) -> bool | None:
+    def _has_applied_all(self) -> bool | None:
         """Whether every target holds everything that has landed; None for a run that hasn't applied
         yet, or never applies.
         """

@@ -42,7 +42,7 @@ class TableId:
         return cls(*split_table_name(text))
 
     def __str__(self) -> str:
-        return f"{_quoted(self.schema)}.{_quoted(self.name)}"
+        return f"{_quote_name(self.schema)}.{_quote_name(self.name)}"
 
     @property
     def identifier(self) -> sql.Identifier:
@@ -336,7 +336,7 @@ def read_leaves(
     return {oid: tuple(parts) for oid, parts in leaves.items()}
 
 
-def _quoted(name: str) -> str:
+def _quote_name(name: str) -> str:
     return name if PLAIN_NAME.match(name) else '"' + name.replace('"', '""') + '"'
 
 

@@ -184,7 +184,7 @@ def connect(conninfo: str, application_name: str) -> psycopg.Connection[tuple[An
     database, but never the password.
     """
 
-    return _opened(
+    return _open_connection(
         conninfo,
         application_name,
         lambda pinned: psycopg.connect(
@@ -236,7 +236,7 @@ def connect_walsender(conninfo: str, application_name: str) -> psycopg.Connectio
     free walsender (max_wal_senders).
     """
 
-    return _opened(
+    return _open_connection(
         make_conninfo(conninfo, replication="database"),
         application_name,
         lambda pinned: psycopg.connect(pinned, autocommit=True, prepare_threshold=None),
@@ -261,7 +261,7 @@ def connect_arrow(conninfo: str, application_name: str) -> adbc_driver_postgresq
     does.
     """
     driver = adbc_driver()
-    connection: adbc_driver_postgresql.dbapi.Connection = _opened(
+    connection: adbc_driver_postgresql.dbapi.Connection = _open_connection(
         conninfo,
         application_name,
         lambda pinned: driver.connect(
@@ -421,7 +421,7 @@ _MAY_REPLICATE = (
 C = TypeVar("C", bound="Connection | adbc_driver_postgresql.dbapi.Connection")
 
 
-def _opened(
+def _open_connection(
     conninfo: str,
     application_name: str,
     open_: Callable[[str], C],
@@ -434,7 +434,7 @@ def _opened(
     """
     defaults = {**_SERVER_KEEPALIVES, **further}
     for settings in (defaults | _CHECKS_CLIENT, defaults):
-        pinned = _pinned(conninfo, application_name, settings)
+        pinned = _pin_settings(conninfo, application_name, settings)
         try:
             with ExitStack() as closing:
                 connection = open_(pinned)
@@ -451,7 +451,7 @@ def _opened(
     raise connection_error(describe(conninfo), conninfo_to_dict(conninfo), refusal) from None
 
 
-def _pinned(conninfo: str, application_name: str, defaults: Mapping[str, str]) -> str:
+def _pin_settings(conninfo: str, application_name: str, defaults: Mapping[str, str]) -> str:
     """Returns the connection string with our settings; the connection's own choices override
     ``defaults``.
     """
@@ -526,7 +526,7 @@ def name_unreadable(conninfo: str, err: psycopg.errors.UntranslatableCharacter) 
     with connect(conninfo, "waldelta names") as connection:
         rows = connection.execute(_NAMES.encode(), {"letters": _LETTERS}).fetchall()
         names = [(kind, oid, name) for kind, oid, name in rows if lacking in name]
-        culprits = list(_unconverted(connection, names))
+        culprits = list(_unconvertible_names(connection, names))
     where = f"{describe(conninfo)}: PostgreSQL can't send a text of its catalogs as UTF-8 ({said})"
     if not culprits:
         return SourceError(
@@ -546,7 +546,7 @@ def name_unreadable(conninfo: str, err: psycopg.errors.UntranslatableCharacter) 
     )
 
 
-def _unconverted(
+def _unconvertible_names(
     connection: psycopg.Connection[tuple[object, ...]], names: Sequence[tuple[str, int, bytes]]
 ) -> Iterator[tuple[str, int, bytes]]:
     """Yields the names that PostgreSQL can't convert.
@@ -562,5 +562,5 @@ def _unconverted(
             yield from names
             return
         middle = len(names) // 2
-        yield from _unconverted(connection, names[:middle])
-        yield from _unconverted(connection, names[middle:])
+        yield from _unconvertible_names(connection, names[:middle])
+        yield from _unconvertible_names(connection, names[middle:])

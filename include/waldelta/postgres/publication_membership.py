@@ -45,7 +45,7 @@ class Membership:
     is_apart: bool = False
 
     def continues(self, then: Membership) -> bool:
-        """Whether it is unchanged and was in force all the time.
+        """Whether the membership equals an earlier one, ``then``, and was in force all the time.
 
         Changes of options other than ``publish`` are detected elsewhere.
         """
@@ -94,7 +94,9 @@ def rules(memberships: Collection[Membership]) -> Rules:
     None admits every row, and is the only element then.
     """
     operations = sorted(_operations(memberships))
-    return {op: _ored(m.row_filter for m in memberships if op in m.publishes) for op in operations}
+    return {
+        op: _or_filters(m.row_filter for m in memberships if op in m.publishes) for op in operations
+    }
 
 
 def is_uniform(memberships: Collection[Membership]) -> bool:
@@ -103,7 +105,7 @@ def is_uniform(memberships: Collection[Membership]) -> bool:
     Each relation is judged by itself; True also where nothing is known of any.
     """
     return all(
-        rules(of).get(op) == _ored(m.row_filter for m in of)
+        rules(of).get(op) == _or_filters(m.row_filter for m in of)
         for of in _by_relation(memberships).values()
         for op in EVERY_CHANGE
     )
@@ -205,10 +207,10 @@ def _taken_together(memberships: Collection[Membership]) -> tuple[frozenset[Any]
         (m.row_filter for m in memberships),
         frozenset(m.column_list for m in memberships),
     )
-    return _ored(filters), _operations(memberships), lists
+    return _or_filters(filters), _operations(memberships), lists
 
 
-def _ored(filters: Iterable[str | None]) -> frozenset[str | None]:
+def _or_filters(filters: Iterable[str | None]) -> frozenset[str | None]:
     conditions = frozenset(filters)
     return frozenset({None}) if None in conditions else conditions
 

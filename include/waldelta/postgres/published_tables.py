@@ -107,7 +107,8 @@ def read_published_tables(
     roots = [root for root in roots if members[root.oid][0].column_names]
     leaves = read_leaves(conn, [r.oid for r in roots], sizes=sizes, locked=locked)
     return sorted(
-        (_published(r, members[r.oid], leaves[r.oid]) for r in roots), key=lambda table: table.id
+        (_build_published_table(r, members[r.oid], leaves[r.oid]) for r in roots),
+        key=lambda table: table.id,
     )
 
 
@@ -158,7 +159,7 @@ def _check_columns(rows: Sequence[Any]) -> None:
             )
 
 
-def _published(
+def _build_published_table(
     relation: CatalogRelation, rows: Sequence[Any], leaves: tuple[Leaf, ...]
 ) -> PublishedTable:
     """Returns the table that publications publish as ``rows`` of _MEMBERSHIPS say."""

@@ -118,7 +118,7 @@ def observe(session: Connection, watcher: Connection, text: str, limit_s: float)
     except psycopg.Error as err:
         if is_own and not session.closed:
             session.execute("rollback")
-        return _refused(start, text, err)
+        return _refusal_effect(start, text, err)
 
 
 def _observe_outside(
@@ -220,7 +220,7 @@ _WAYS: Mapping[type[psycopg.Error], str] = {
 _EXTENSION = "pass --scratch with the connection of a server that has the extension"
 
 
-def _refused(start: _Relations, text: str, err: psycopg.Error) -> Effect:
+def _refusal_effect(start: _Relations, text: str, err: psycopg.Error) -> Effect:
     diag, violated = err.diag, frozenset[int]()
     if isinstance(err, psycopg.IntegrityError):
         violated = frozenset(

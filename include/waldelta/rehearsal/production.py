@@ -229,7 +229,7 @@ def load_schema(connection: Connection, production: Production) -> None:
             # A setting of a newer server than this one.
             if words[0] == "set" and isinstance(err, psycopg.errors.UndefinedObject):
                 continue
-            raise _refused(statement, words, err) from None
+            raise _refusal(statement, words, err) from None
     connection.execute("reset all")
     if not has_grants:
         for owner, schema in connection.execute(_OWNERS).fetchall():
@@ -237,7 +237,7 @@ def load_schema(connection: Connection, production: Production) -> None:
             connection.execute(grant.format(sql.Identifier(schema), sql.Identifier(owner)))
 
 
-def _refused(statement: SqlCommand, words: Sequence[str], err: psycopg.Error) -> ConfigError:
+def _refusal(statement: SqlCommand, words: Sequence[str], err: psycopg.Error) -> ConfigError:
     remedy = "correct the schema"
     if words[:2] == ["create", "extension"]:
         remedy = (

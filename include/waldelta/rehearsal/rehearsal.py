@@ -145,7 +145,7 @@ class _Stage:
         empty = fill(self.admin, unsampled)
         log.info("%s: setting the pipeline up", counted(len(tables), "table"))
         self.pipeline.begin(runner)
-        published = self._published()
+        published = self._published_tables()
         self._take_role(published)
         # What is refused before the migration is no effect of it.
         refused = list(self._write(published, committed_tables=()))
@@ -257,7 +257,7 @@ class _Stage:
         touched = {name for _, effect in effects for name in effect.touched}
         is_elsewhere = any(effect.is_elsewhere for _, effect in effects)
         tables = None if compares_all or is_elsewhere else touched
-        for operation, impact in self._write(self._published(), tables):
+        for operation, impact in self._write(self._published_tables(), tables):
             if (key := (impact.table, operation, impact.kind)) not in self.failing:
                 self.failing.add(key)
                 yield impact
@@ -323,7 +323,7 @@ class _Stage:
             for statement in statements:
                 self.admin.execute(statement)
 
-    def _published(self) -> list[WritableTable]:
+    def _published_tables(self) -> list[WritableTable]:
         published = read_published_relations(
             self.admin, self.pipeline.file.source.publication_names
         )

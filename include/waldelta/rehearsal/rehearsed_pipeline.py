@@ -211,10 +211,10 @@ class RehearsedPipeline:
         targets = result.targets
         copied = [name for name, table in result.tables.items() if table.rows is not None]
         yield from (
-            self._copied(name, "it is a new table")
+            self._copy_impact(name, "it is a new table")
             for name in (*targets.never_copied, *targets.new_tables)
         )
-        yield from (self._copied(name, "the run copies it again by itself") for name in copied)
+        yield from (self._copy_impact(name, "the run copies it again by itself") for name in copied)
         yield from self._stops(targets, copied)
 
     def _stops(self, targets: TargetFindings, copied: Collection[str]) -> Iterator[Impact]:
@@ -226,15 +226,15 @@ class RehearsedPipeline:
             if error["class"] == ConsentNeeded.__name__ or name in copied:
                 continue
             if error["class"] in _COPIES or name in targets.needs_sync:
-                yield self._copied(name, error["message"])
+                yield self._copy_impact(name, error["message"])
             else:
                 text = error["message"].removeprefix(f"{name}: ")
                 yield Impact("stop", name, f"{error['class']}: {text}")
         for name in targets.needs_sync:
             if name not in targets.table_errors:
-                yield self._copied(name, "it must be copied again")
+                yield self._copy_impact(name, "it must be copied again")
 
-    def _copied(self, name: str, reason: str) -> Impact:
+    def _copy_impact(self, name: str, reason: str) -> Impact:
         why = reason.removeprefix(f"{name}: ")
         way = ""
         if name in self.secured:

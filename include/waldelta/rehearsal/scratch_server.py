@@ -78,7 +78,7 @@ def scratch_database(version: int | None, dsn: str | None = None) -> Iterator[Sc
     _remove_abandoned_folders()
     database = f"waldelta_rehearsal_{os.getpid()}_{secrets.token_hex(4)}"
     with _removed_folder(dsn, database) as folder:
-        yield _created(_start(folder, version) if dsn is None else dsn, database, folder)
+        yield _create_database(_start(folder, version) if dsn is None else dsn, database, folder)
 
 
 def _start(folder: Path, version: int | None) -> str:
@@ -117,7 +117,7 @@ def _choose_version(version: int | None) -> int:
     return newer[0]
 
 
-def _created(dsn: str, database: str, folder: Path) -> ScratchDatabase:
+def _create_database(dsn: str, database: str, folder: Path) -> ScratchDatabase:
     with connect(dsn, "waldelta rehearse") as connection:
         server = read_server(connection)
         if not server.superuser:
@@ -144,13 +144,13 @@ def _remove_abandoned_folders() -> None:
     """
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         # Another user's folder can't be opened. One in use is locked, soon after it is made.
-        with suppress(OSError), _locked(folder, fcntl.LOCK_EX | fcntl.LOCK_NB) as handle:
+        with suppress(OSError), _lock_folder(folder, fcntl.LOCK_EX | fcntl.LOCK_NB) as handle:
             if os.fstat(handle).st_mtime < time.time() - _SOON_S:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
-def _locked(folder: Path, mode: int) -> Iterator[int]:
+def _lock_folder(folder: Path, mode: int) -> Iterator[int]:
     """Yields a handle of the folder, which is locked until all processes have closed it."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -166,7 +166,7 @@ def _removed_folder(dsn: str | None, database: str) -> Iterator[Path]:
     leaves the block or ends.
     """
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
-    with _locked(folder, fcntl.LOCK_EX) as handle:
+    with _lock_folder(folder, fcntl.LOCK_EX) as handle:
         # Its standard input ends when the last process that can write to it has ended. It takes no
         # part in signals to this process's group. The connection string has a password, so it is
         # sent there.

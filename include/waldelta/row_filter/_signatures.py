@@ -221,7 +221,7 @@ def _arithmetic() -> Iterator[tuple[str, tuple[str, ...], Signature]]:
             yield name, (a, a), Signature(a, key)
 
 
-def _listed() -> Iterator[tuple[str, tuple[str, ...], Signature]]:
+def _read_signatures() -> Iterator[tuple[str, tuple[str, ...], Signature]]:
     for line in _TABLE.strip().splitlines():
         call, result, key, *flags = line.split()
         name, _, arguments = call.removesuffix(")").partition("(")
@@ -241,7 +241,7 @@ def _casts() -> Iterator[tuple[tuple[str, str], str]]:
 
 SIGNATURES: dict[tuple[str, tuple[str, ...]], Signature] = {
     (name, arguments): signature
-    for rows in (_same_kind(), _arithmetic(), _listed())
+    for rows in (_same_kind(), _arithmetic(), _read_signatures())
     for name, arguments, signature in rows
 }
 CASTS: dict[tuple[str, str], str] = dict(_casts())
@@ -295,7 +295,7 @@ def _sum(a: list[Digits], _: int) -> Digits:
     return max(a[0][0], a[1][0]) + 1, max(a[0][1], a[1][1])
 
 
-def _rounded(a: list[Digits], places: int) -> Digits:
+def _round_digits(a: list[Digits], places: int) -> Digits:
     return a[0][0] + 1, min(a[0][1], places)
 
 
@@ -307,10 +307,10 @@ _RESULT: dict[str, Callable[[list[Digits], int], Digits]] = {
     "numeric_negative": lambda a, _: a[0],
     "numeric_same": lambda a, _: a[0],
     "numeric_abs": lambda a, _: a[0],
-    "numeric_ceil": _rounded,
-    "numeric_floor": _rounded,
-    "numeric_round": _rounded,
-    "numeric_trunc": _rounded,
+    "numeric_ceil": _round_digits,
+    "numeric_floor": _round_digits,
+    "numeric_round": _round_digits,
+    "numeric_trunc": _round_digits,
     "numeric_sign": lambda _, __: (1, 0),
     "extract": lambda _, __: (20, 6),
 }

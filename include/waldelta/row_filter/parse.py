@@ -67,19 +67,19 @@ def parse_row_filter(text: str) -> tuple[str, ...]:
     try:
         for token in sqlglot.tokenize(text, read=DIALECT):
             if token.token_type.name == "SEMICOLON":
-                raise _refused(
+                raise _refusal(
                     text, token.start, "one expression is wanted, not several statements"
                 )
         expression: exp.Expr = sqlglot.parse_one(text, read=DIALECT, into=exp.Condition)
     except RecursionError:
-        raise _refused(text, 0, "its parts are nested too deeply") from None
+        raise _refusal(text, 0, "its parts are nested too deeply") from None
     except ParseError as err:
-        raise _refused(text, *_place(text, err)) from err
+        raise _refusal(text, *_place(text, err)) from err
     except SqlglotError as err:
-        raise _refused(text, len(text), "a quote or comment is not closed") from err
+        raise _refusal(text, len(text), "a quote or comment is not closed") from err
     if expression.find(exp.Query, exp.Star) is not None:
         detail = "a filter is one expression over the row's own columns, without subqueries or *"
-        raise _refused(text, 0, detail)
+        raise _refusal(text, 0, detail)
     _check_own(text)
     # find_all searches breadth first, but a message reads better in the order of the text.
     columns = (
@@ -108,7 +108,7 @@ def _check_own(text: str) -> None:
         )
         if end > at + 1 and is_called and tokens[at].text.lower() != "pg_catalog":
             detail = "only functions, types and operators of PostgreSQL's own are allowed"
-            raise _refused(text, tokens[at].start, detail)
+            raise _refusal(text, tokens[at].start, detail)
         at = end
 
 
@@ -154,7 +154,7 @@ def _place(text: str, err: ParseError) -> tuple[int, str]:
     return max(offset, 0), description[:1].lower() + description[1:]
 
 
-def _refused(text: str, offset: int, reason: str) -> ConfigError:
+def _refusal(text: str, offset: int, reason: str) -> ConfigError:
     return ConfigError(f"filter {text!r} can't be read at {place(text, offset)}: {reason}")
 
 

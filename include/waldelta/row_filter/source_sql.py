@@ -77,13 +77,13 @@ class _Printer:
         """Returns a node as SQL."""
         match node:
             case Column(name):
-                text = _quoted(name)
+                text = _quote_name(name)
             case Literal():
                 text = self.literal(node)
             case Cast():
                 text = self.cast(node)
             case Collate(operand, collation) if collation in NAMED_COLLATIONS:
-                text = f"({self.sql(operand)} COLLATE {_quoted(collation)})"
+                text = f"({self.sql(operand)} COLLATE {_quote_name(collation)})"
             case Test(operand, what, negated):
                 text = f"({self.sql(operand)} IS {'NOT ' * negated}{what})"
             case Quantified(name, quantifier, operand, array) if _is_operator(name):
@@ -122,7 +122,7 @@ class _Printer:
         # SQL's character is one character where no length follows; bpchar has any length.
         modifiers = kind.modifiers or ((1,) if kind.name == "character" else ())
         size = f"({', '.join(f'{number:d}' for number in modifiers)})" if modifiers else ""
-        return f"({self.sql(node.operand)})::{_quoted(name)}{size}{'[]' * kind.is_array}"
+        return f"({self.sql(node.operand)})::{_quote_name(name)}{size}{'[]' * kind.is_array}"
 
     def case(self, node: Case) -> str:
         operand = f" {self.sql(node.operand)}" if node.operand else ""
@@ -138,12 +138,12 @@ class _Printer:
             return alone if len(arguments) == 1 else f"({self.listed(arguments, f' {name} ')})"
         if name not in _NAMES:
             raise self.refused(node)
-        return f"{_quoted(name)}({self.listed(arguments)})"
+        return f"{_quote_name(name)}({self.listed(arguments)})"
 
 
 def _is_operator(name: str) -> bool:
     return name in _NAMES and not name[0].isalnum()
 
 
-def _quoted(name: str) -> str:
+def _quote_name(name: str) -> str:
     return sql.Identifier(name).as_string(None)

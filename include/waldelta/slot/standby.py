@@ -283,7 +283,7 @@ def find_promotion(
         return None
     check_system(identity, server)
     if refused := _not_followed(identity, server, read_slot(connection, identity.slot)):
-        raise SourceChanged(f"{_moved(identity, server)}; {refused}")
+        raise SourceChanged(f"{_move(identity, server)}; {refused}")
     ends = _read_ends(job, identity, server)
     moves = [
         m for m in job.ledger.slot_events(identity.slot) if m.incarnation == identity.incarnation
@@ -302,7 +302,7 @@ def check_system(identity: SlotIdentity, server: ServerPosition) -> None:
     """
     if identity.system_identifier != server.system_identifier:
         raise SourceChanged(
-            f"{_moved(identity, server)}; WAL positions of one are meaningless on the other; point"
+            f"{_move(identity, server)}; WAL positions of one are meaningless on the other; point"
             f" the connection back, or run resync (after a major upgrade or a restore: {RUNBOOK})"
         )
 
@@ -317,7 +317,7 @@ def check_source(connection: psycopg.Connection[tuple[Any, ...]], job: Job) -> S
     check_system(identity, server)
     if identity.timeline != server.timeline:
         raise SourceChanged(
-            f"{_moved(identity, server)}; if a standby was promoted, let a CDC run follow it"
+            f"{_move(identity, server)}; if a standby was promoted, let a CDC run follow it"
             f" first, otherwise point the connection back ({RUNBOOK})"
         )
     return identity
@@ -339,7 +339,7 @@ def check_followed(job: Job, identity: SlotIdentity) -> None:
 
 def _read_ends(job: Job, identity: SlotIdentity, server: ServerPosition) -> dict[int, Lsn]:
     with unread_timeline(
-        f"{_moved(identity, server)}; only its timeline history shows whether it continues from"
+        f"{_move(identity, server)}; only its timeline history shows whether it continues from"
         " what has landed, and that",
         f"max_wal_senders ({RUNBOOK})",
     ):
@@ -376,13 +376,13 @@ def judge_history(
     }
     if switchpoint is None or contradictions:
         raise SourceChanged(
-            f"{_moved(identity, server)}; the new timeline doesn't descend from the old one (its"
+            f"{_move(identity, server)}; the new timeline doesn't descend from the old one (its"
             f" history: {_print(ends)}; the lake's: {_print(recorded_ends) or 'none'}): point the"
             f" connection back, or copy the tables again ({RUNBOOK})"
         )
     if log_end > switchpoint:
         raise SourceChanged(
-            f"{_moved(identity, server)}, which branched off at {switchpoint}, but the lake holds"
+            f"{_move(identity, server)}, which branched off at {switchpoint}, but the lake holds"
             f" changes up to {log_end}: the server lost {log_end - switchpoint} bytes of WAL"
             " at the failover that have landed, so the lake is ahead of it; run resync, and see"
             f" synchronized_standby_slots for the next time ({RUNBOOK})"
@@ -408,7 +408,7 @@ def record_promotion(job: Job, promotion: Promotion) -> None:
     now reuses.
     """
     identity = promotion.identity
-    begin = _recorded(job, identity)
+    begin = _last_event(job, identity)
     if begin is None:
         return
     for state in copies_beyond(list(job.read_states().values()), promotion.switchpoint):
@@ -418,7 +418,7 @@ def record_promotion(job: Job, promotion: Promotion) -> None:
             if (
                 latest is not None
                 and copies_beyond([latest], promotion.switchpoint)
-                and _recorded(job, identity) == begin
+                and _last_event(job, identity) == begin
             ):
                 copied = Lsn(latest.snapshot_lsn)
                 why = f"copied at {copied}, beyond the failover at {promotion.switchpoint}"
@@ -445,7 +445,7 @@ def record_promotion(job: Job, promotion: Promotion) -> None:
     )
 
 
-def _recorded(job: Job, identity: SlotIdentity) -> SlotMove | None:
+def _last_event(job: Job, identity: SlotIdentity) -> SlotMove | None:
     """Returns the slot's last event; None when it is this promotion, so that no run records it
     twice.
     """
@@ -485,7 +485,7 @@ def _not_followed(
     return None
 
 
-def _moved(identity: SlotIdentity, server: ServerPosition) -> str:
+def _move(identity: SlotIdentity, server: ServerPosition) -> str:
     return (
         f"slot {identity.slot!r} was set up on system {identity.system_identifier}, timeline"
         f" {identity.timeline}; the connection now leads to system {server.system_identifier},"

@@ -278,7 +278,7 @@ def fetch_rows(
         has_raw = [raw_sql is not None for _, raw_sql in copy.expressions]
         for batch in record_batches(cursor):
             if batch.num_rows:
-                yield _typed(copy, has_raw, batch)
+                yield _convert_columns(copy, has_raw, batch)
                 fault_point("sync.reading")
 
 
@@ -347,7 +347,9 @@ from locked
 """
 
 
-def _typed(copy: TableCopy, has_raw: Sequence[bool], batch: pa.RecordBatch) -> pa.RecordBatch:
+def _convert_columns(
+    copy: TableCopy, has_raw: Sequence[bool], batch: pa.RecordBatch
+) -> pa.RecordBatch:
     """Convert the selected columns to the target's types; texts are read as those of the stream."""
     columns = iter(batch.columns)
     values: list[ArrowArray] = []

@@ -57,7 +57,7 @@ def check_reachable(remote: str, timeout_s: float = SPARK_CONNECT_TIMEOUT_S) -> 
     """
     import grpc
 
-    server = _parsed(remote)
+    server = _parse(remote)
     _refuse_clear_text(server)
     decided = threading.Event()
     states: list[grpc.ChannelConnectivity] = []
@@ -81,13 +81,13 @@ def named_refusal(remote: str, err: Exception) -> SparkUnreachable | None:
     """
     if texts.TOKEN_REFUSED.search(str(err)) is None:
         return None
-    return _for_good(
-        f"the Spark Connect server {_parsed(remote).endpoint} refused the token: write the server's"
+    return _permanent_error(
+        f"the Spark Connect server {_parse(remote).endpoint} refused the token: write the server's"
         f" spark.connect.authenticate.token into {_ADDRESS}"
     )
 
 
-def _parsed(remote: str) -> DefaultChannelBuilder:
+def _parse(remote: str) -> DefaultChannelBuilder:
     from pyspark.errors import PySparkException
     from pyspark.sql.connect.client import DefaultChannelBuilder
 
@@ -140,7 +140,7 @@ def _unreachable(server: DefaultChannelBuilder, timeout_s: float) -> SparkUnreac
             f"{where} takes connections and doesn't answer: check the port in {_ADDRESS}, and the"
             " server's log"
         )
-    return _for_good(f"{where} {_mismatch(server, host, tls=tls)}")
+    return _permanent_error(f"{where} {_mismatch(server, host, tls=tls)}")
 
 
 def _mismatch(server: DefaultChannelBuilder, host: str, *, tls: bool) -> str:
@@ -203,7 +203,7 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def _for_good(message: str) -> SparkUnreachable:
+def _permanent_error(message: str) -> SparkUnreachable:
     err = SparkUnreachable(message)
     err.retryable = False
     return err

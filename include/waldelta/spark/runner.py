@@ -123,10 +123,12 @@ class OnSpark:
         """
         if not count:
             return []
-        numbered = _numbered(task, schema, stops=stops)
+        numbered = _by_number(task, schema, stops=stops)
         numbers = self.session.range(0, count, 1, count)
         read = once(numbered) if stops else numbered
-        return _without_failure(_collected(numbers.mapInArrow(read, ddl(_with_failure(schema)))))
+        return _without_failure(
+            _collect_answers(numbers.mapInArrow(read, ddl(_with_failure(schema))))
+        )
 
     def start(self, why: str) -> None:
         """Do nothing: the session is there."""
@@ -222,16 +224,16 @@ class InProcess:
 
         Raises SparkUnreachable, JavaMissing or ConfigError when there can't be one.
         """
-        return self._used(why).session
+        return self._log_session_use(why).session
 
-    def _used(self, why: str) -> OnSpark:
+    def _log_session_use(self, why: str) -> OnSpark:
         if not self.why:
             self.why = why
             log.info("starting Spark: %s", why)
         self.uses += 1
-        return self._started()
+        return self._start_session()
 
-    def _started(self) -> OnSpark:
+    def _start_session(self) -> OnSpark:
         with self._lock:
             if self._on_spark is None:
                 if self._is_closed:
@@ -249,7 +251,7 @@ class InProcess:
         """
         if count > (most := most_tasks()) or (count and self.is_started):
             why = f"it takes {counted(count, 'task')}, this process runs up to {most}"
-            return self._used(why).run(count, schema, task, stops=stops)
+            return self._log_session_use(why).run(count, schema, task, stops=stops)
         # A single task may hold what others wait for, such as the slot's lock.
         if count <= 1:
             return run_locally(count, schema, task)
@@ -273,7 +275,7 @@ class InProcess:
 
         def start() -> None:
             with suppress(Exception):
-                self._started()
+                self._start_session()
 
         if not self.is_started:
             self.why = why
@@ -402,7 +404,7 @@ def _with_failure(schema: pa.Schema) -> pa.Schema:
     return schema.append(_FAILED)
 
 
-def _numbered(
+def _by_number(
     task: Task, row_schema: pa.Schema, *, stops: bool
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Returns a task as a function of batches of numbers (column ``id``).
@@ -452,7 +454,7 @@ def _without_failure(answers: list[Answer]) -> list[Answer]:
     return answers
 
 
-def _collected(answers: DataFrame) -> list[Answer]:
+def _collect_answers(answers: DataFrame) -> list[Answer]:
     """Returns the rows; raises a task's error, which ended the others, under its name."""
     try:
         return [row.asDict() for row in answers.collect()]
@@ -487,7 +489,7 @@ def once(read: _Reader) -> _Reader:
             return
         name = f"waldelta-{key}-{context.stageId()}-{context.partitionId()}"
         note = Path(SparkFiles.getRootDirectory()) / name
-        if context.attemptNumber() and (failure := _noted(note)) is not None:
+        if context.attemptNumber() and (failure := _read_note(note)) is not None:
             raise failure
         try:
             yield from read(batches)
@@ -499,7 +501,7 @@ def once(read: _Reader) -> _Reader:
     return attempt
 
 
-def _noted(note: Path) -> WaldeltaError | None:
+def _read_note(note: Path) -> WaldeltaError | None:
     try:
         return named_error(Exception(note.read_text()))
     except OSError:

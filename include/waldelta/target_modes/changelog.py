@@ -33,7 +33,7 @@ class Changelog(TargetMode):
     """Appends changes; which rows are current follows from the last change of each key."""
 
     def columns(self, key: Mapping[str, str]) -> dict[str, str]:
-        """Returns what describes a change; with a key also the key before it."""
+        """Returns the columns that describe a change; with a key, also the column of old keys."""
         fields = ", ".join(f"{quote(name)}: {kind}" for name, kind in key.items())
         return dict(self.own_columns) | ({BEFORE: f"struct<{fields}>"} if key else {})
 
@@ -59,7 +59,7 @@ class Changelog(TargetMode):
             )
 
     def may_be_current(self, rows: pa.Table, has_key: KeyTest) -> Bools:
-        """Returns which changes left or moved rows of the wanted keys, or removed all rows."""
+        """Returns which changes wrote or moved rows of these keys, or truncated the table."""
         import pyarrow.compute as pc
 
         truncates: Bools = pc.equal(rows[OP], "truncate").fill_null(False).to_numpy()

@@ -64,7 +64,7 @@ class History(TargetMode):
         return pc.less(current[VALID_FROM_LSN], lsn).fill_null(True)
 
     def may_be_current(self, rows: pa.Table, has_key: KeyTest) -> Bools:
-        """Returns which rows are open states of the wanted keys."""
+        """Returns which rows are open states of these keys."""
         is_open: Bools = rows[VALID_TO_LSN].is_null().to_numpy()
         return is_open & has_key(rows)
 

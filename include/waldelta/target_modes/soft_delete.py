@@ -59,7 +59,7 @@ class SoftDelete(TargetMode):
         return [f"not t.{DELETED} then update set {last}, {marks}"]
 
     def may_be_current(self, rows: pa.Table, has_key: KeyTest) -> Bools:
-        """Returns which rows of the wanted keys aren't marked as deleted."""
+        """Returns which rows of these keys aren't marked as deleted."""
         import pyarrow.compute as pc
 
         is_live: Bools = pc.equal(rows[DELETED], False).fill_null(False).to_numpy()

@@ -194,7 +194,7 @@ class TargetMode:
 
         It is a template in SQL of both Spark and DataFusion, whose ``{rows}`` are the target.
         """
-        return f"select {_listed(columns)} from {{rows}} where {self.live}"
+        return f"select {_list_columns(columns)} from {{rows}} where {self.live}"
 
     def live_rows(self, frame: DataFrame, key: Sequence[str]) -> DataFrame:
         """Returns the rows of a target that the source has now, without the mode's columns."""
@@ -215,7 +215,7 @@ class TargetMode:
 
     def judged_query(self, columns: Sequence[str], key: Sequence[str]) -> str:  # noqa: ARG002
         """Returns the query of the rows that the mode's invariants judge, as live_query() does."""
-        return f"select {_listed(columns)} from {{rows}}"
+        return f"select {_list_columns(columns)} from {{rows}}"
 
     def check_key(self, table: str, key: Sequence[str]) -> None:
         """Raise ModeRefused when the mode needs a key that the table lacks."""
@@ -236,5 +236,5 @@ class TargetMode:
             )
 
 
-def _listed(columns: Iterable[str]) -> str:
+def _list_columns(columns: Iterable[str]) -> str:
     return ", ".join(map(quote_in_template, columns))

@@ -113,11 +113,11 @@ class Array(TargetType):
 
     def exact_sql(self, value: str) -> str:
         """Returns the array of its elements' exact forms."""
-        return _transformed(value, self.element.exact_sql("x"))
+        return _transform_elements(value, self.element.exact_sql("x"))
 
     def equal_sql(self, value: str) -> str:
         """Returns the array of its elements' equal forms."""
-        return _transformed(value, self.element.equal_sql("x"))
+        return _transform_elements(value, self.element.equal_sql("x"))
 
     def exact_values(self, values: ArrowArray) -> ArrowArray:
         """Returns the elements' exact forms, packed."""
@@ -181,5 +181,5 @@ class Array(TargetType):
         return take_bytes(source, keep, starts, ends, ~is_null)
 
 
-def _transformed(value: str, element: str) -> str:
+def _transform_elements(value: str, element: str) -> str:
     return value if element == "x" else f"transform({value}, x -> {element})"

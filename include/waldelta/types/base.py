@@ -97,7 +97,7 @@ def find_quotes(source: Bytes, offsets: Positions) -> Quotes | None:
     quote, backslash = source == _QUOTE, source == _BACKSLASH
     if not quote.any() and not backslash.any():
         return None
-    escaped = _escaped(backslash)
+    escaped = _escaped_bytes(backslash)
     mark = quote & ~escaped
     count = np.concatenate([[0], np.cumsum(mark)])
     quotes_ahead = np.repeat(count[offsets[:-1]], np.diff(offsets))
@@ -106,7 +106,7 @@ def find_quotes(source: Bytes, offsets: Positions) -> Quotes | None:
     return Quotes(mark, inside, backslash & ~escaped, balanced)
 
 
-def _escaped(backslash: Mask) -> Mask:
+def _escaped_bytes(backslash: Mask) -> Mask:
     """Returns the bytes after an odd number of backslashes."""
     if not backslash.any():
         return np.zeros(len(backslash), np.bool_)

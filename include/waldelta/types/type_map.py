@@ -133,7 +133,7 @@ def target_type(pg_type: PgType, options: TypeOptions = DEFAULT_TYPES) -> Target
     if pg_type.oid in _SCALARS:
         return _SCALARS[pg_type.oid]
     if pg_type.oid == NUMERIC_OID:
-        return decimal(pg_type.typmod) or _unlimited(options)
+        return decimal(pg_type.typmod) or _unlimited_numeric(options)
     if pg_type.oid in (_JSON, _JSONB) and options.json_type == "variant":
         return Variant(may_repeat_keys=pg_type.oid == _JSON)
     if pg_type.element is not None and pg_type.type_name not in _NOT_ARRAYS:
@@ -142,7 +142,7 @@ def target_type(pg_type: PgType, options: TypeOptions = DEFAULT_TYPES) -> Target
     return _extension(pg_type)
 
 
-def _unlimited(options: TypeOptions) -> TargetType:
+def _unlimited_numeric(options: TypeOptions) -> TargetType:
     if options.numeric_scale is not None:
         return scaled_decimal(options.numeric_scale)
     return NumericAsDouble() if options.numeric == "double" else NumericAsText()

@@ -322,7 +322,7 @@ def compare(
     """
     now: dict[str, Any] = {}
     alerts: list[Alert] = []
-    for item in _merged(items):
+    for item in _merge_items(items):
         due: dict[AlertState, dict[str, datetime]] = {"new": {}, "lasting": {}}
         for name in item.objects or ("",):
             former = former_entries.get(_key(item.kind, name))
@@ -342,7 +342,7 @@ def compare(
             for state, times in due.items()
             if times
         ]
-    alerts += _ended(
+    alerts += _ended_alerts(
         {k: v for k, v in former_entries.items() if k not in now and k.partition(":")[0] in kinds}
     )
     unknown = {
@@ -351,7 +351,7 @@ def compare(
     return Changes(tuple(alerts), now | unknown)
 
 
-def _merged(items: Sequence[Attention]) -> Iterator[Attention]:
+def _merge_items(items: Sequence[Attention]) -> Iterator[Attention]:
     """Yields each kind once, unless its items are about different tables."""
     alone: dict[str, Attention] = {}
     for item in items:
@@ -388,7 +388,7 @@ def _key(kind: str, name: str) -> str:
     return f"{kind}:{name}"
 
 
-def _ended(entries: Mapping[str, Mapping[str, Any]]) -> Iterator[Alert]:
+def _ended_alerts(entries: Mapping[str, Mapping[str, Any]]) -> Iterator[Alert]:
     """Yields an alert for each kind that ended; tables of one kind together."""
     by_kind: dict[str, dict[str, Mapping[str, Any]]] = {}
     for key, former in entries.items():

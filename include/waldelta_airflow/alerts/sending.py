@@ -262,14 +262,14 @@ class Message:
     @property
     def slack(self) -> dict[str, Any]:
         """Returns the payload of a Slack incoming webhook."""
-        sections = [_section(f"*{_mrkdwn(self.subject)}*")]
+        sections = [_section_block(f"*{_mrkdwn(self.subject)}*")]
         for line in self.lines[:_MOST_BLOCKS]:
             link = f" <{line.url}|open>" if line.url else ""
             details = "".join(f"\n• {_mrkdwn(text)}" for text in line.details)
             text = f"*{line.word}*: {_mrkdwn(line.attention.text)}\n_{_mrkdwn(line.advice)}_{link}"
-            sections.append(_section(text + details))
+            sections.append(_section_block(text + details))
         if count := len(self.lines) - _MOST_BLOCKS:
-            sections += [_section(f"and {counted(count, 'more alert')}")] if count > 0 else []
+            sections += [_section_block(f"and {counted(count, 'more alert')}")] if count > 0 else []
         return {"text": self.subject, "blocks": sections}
 
     @property
@@ -330,7 +330,7 @@ def _page(base_url: str, pipeline: str, item: Attention) -> str:
     return f"{base_url.rstrip('/')}{URL_PREFIX}/{parts}{anchor}"
 
 
-def _section(text: str) -> dict[str, Any]:
+def _section_block(text: str) -> dict[str, Any]:
     return {"type": "section", "text": {"type": "mrkdwn", "text": text[:_MOST_IN_A_BLOCK]}}
 
 

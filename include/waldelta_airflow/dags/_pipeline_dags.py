@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 # Null is the value of an untouched field of the trigger form; an empty list or text would count as
 # missing.
-def _listed(description: str, pattern: str = r"^.+\..+$") -> Param:
+def _list_param(description: str, pattern: str = r"^.+\..+$") -> Param:
     return Param(
         None,
         type=["null", "array"],
@@ -207,10 +207,10 @@ def _decide(job: _Job) -> DAG:
             enum=list(ACTIONS),
             description="; ".join(f"{name}: {action.does}" for name, action in ACTIONS.items()),
         ),
-        "tables": _listed(
+        "tables": _list_param(
             "tables, as schema.table; empty: those of the ids, and all tables for retry"
         ),
-        "ids": _listed(
+        "ids": _list_param(
             "ids of what waits, as the page shows them; not for "
             + ", ".join(name for name, action in ACTIONS.items() if "ids" not in action.takes),
             r"^[0-9a-f]{16}$",
@@ -254,7 +254,7 @@ def _copies(
     ``params`` are further params, and ``options`` are made of them.
     """
     params = {
-        "tables": _listed(
+        "tables": _list_param(
             "tables to copy, as schema.table; empty: all that were never copied completely"
         ),
         "reason": _text(_REASON),
@@ -286,7 +286,7 @@ def _reconcile(job: _Job) -> DAG:
     CDC runs continue during the reconciliation, which lands pending changes itself.
     """
     params = {
-        "tables": _listed("tables to compare, as schema.table; empty: all that get changes"),
+        "tables": _list_param("tables to compare, as schema.table; empty: all that get changes"),
         "repair": Param(
             False,
             type="boolean",

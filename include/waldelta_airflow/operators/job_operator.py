@@ -244,7 +244,7 @@ class WaldeltaJobOperator(BaseOperator):
         if self.first or self.stage is None or _try_number(context) > 1:
             return None
         run_id = context["dag_run"].run_id
-        result = _recorded(self.pipeline, run_id, self.verb)
+        result = _recorded_result(self.pipeline, run_id, self.verb)
         if result is None or not result.knows(self.stage):
             self.log.info(
                 "no process of run %s has reached stage %s: running it now", run_id, self.stage
@@ -334,7 +334,7 @@ class DecisionReportOperator(WaldeltaJobOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Emit the events and return the run's summary."""
-        result = _recorded(self.pipeline, context["dag_run"].run_id, self.verb)
+        result = _recorded_result(self.pipeline, context["dag_run"].run_id, self.verb)
         summary = {} if result is None else result.summary()
         self.announce(context, summary)
         return summary
@@ -360,7 +360,7 @@ class CopyAgainOperator(TriggerDagRunOperator):
         """Trigger the run; raises TaskFailedForGood when the DAG is paused and would copy
         nothing.
         """
-        result = _recorded(self.pipeline, context["dag_run"].run_id, "consume")
+        result = _recorded_result(self.pipeline, context["dag_run"].run_id, "consume")
         tables = result.document.get("needs_sync", []) if result is not None else []
         if not tables:
             raise AirflowSkipException("no table needs a new copy any more")
@@ -382,7 +382,7 @@ class CopyAgainOperator(TriggerDagRunOperator):
         super().execute(context)
 
 
-def _recorded(pipeline: PipelineFile, run_id: str, verb: str) -> JobResult | None:
+def _recorded_result(pipeline: PipelineFile, run_id: str, verb: str) -> JobResult | None:
     """Returns the result so far of a run's processes, from the ledger; None without one.
 
     A CDC run that was cleared, or is a backfill, is a replay: the newest result of both counts.

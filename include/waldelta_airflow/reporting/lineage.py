@@ -46,7 +46,8 @@ def lineage(
     ]
     outputs = [_output(pipeline, commit) for commit in commits]
     published = {
-        table: _published(pipeline.source.publications, table) for table in set(sources.values())
+        table: _published_filter(pipeline.source.publications, table)
+        for table in set(sources.values())
     }
     places = {".".join(table): where for table, where in published.items() if where is not None}
     target_filters = {
@@ -81,7 +82,7 @@ def _output(pipeline: PipelineFile, commit: TargetCommit) -> OutputDataset:
     return OutputDataset(namespace, place.path, outputFacets={"outputStatistics": statistics})
 
 
-def _published(publications: Iterable[Publication], table: tuple[str, str]) -> str | None:
+def _published_filter(publications: Iterable[Publication], table: tuple[str, str]) -> str | None:
     """Returns the publisher's filter of a table; None where all rows pass, or it is unknown.
 
     A row is sent when one of the publications lets it pass. The filters of a publication that isn't

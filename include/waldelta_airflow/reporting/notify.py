@@ -102,7 +102,9 @@ class NotifyTimeout:
             " tasks wait for workers, or for a pool that Airflow lacks"
         )
         remedy = "run `waldelta airflow setup`, which creates missing pools"
-        failure = _described(self.callback.pipeline, "TimedOut", text) | {"remedy": remedy}
+        failure = _notification_fields(self.callback.pipeline, "TimedOut", text) | {
+            "remedy": remedy
+        }
         self.callback.notify(context, failure)
 
 
@@ -133,7 +135,7 @@ def notify_critical(pipeline: PipelineFile, texts: Sequence[str], context: Conte
     concerned = [callback for callback in callbacks if callback.is_for(kind)]
     if not texts or not concerned or _notified_lately(context):
         return
-    failure = _described(pipeline.pipeline, kind, "\n".join(texts))
+    failure = _notification_fields(pipeline.pipeline, kind, "\n".join(texts))
     for callback in concerned:
         with _going_on(f"notifier {callback.entry.notifier}"):
             callback.notify(context, failure)
@@ -180,9 +182,9 @@ def describe_failure(pipeline: str, context: Mapping[str, Any]) -> tuple[dict[st
     )
     if kinds[0] in ERRORS:
         message = getattr(error, "message", None) or str(error)
-    return _described(pipeline, kinds[0], message), kinds
+    return _notification_fields(pipeline, kinds[0], message), kinds
 
 
-def _described(pipeline: str, kind: str, message: str) -> dict[str, str]:
+def _notification_fields(pipeline: str, kind: str, message: str) -> dict[str, str]:
     remedy = REMEDIES.get(kind, "look at the task's log")
     return {"pipeline": pipeline, "error_class": kind, "message": message, "remedy": remedy}

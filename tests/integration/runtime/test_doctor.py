@@ -164,7 +164,7 @@ def test_doctor_asks_sparks_workers(runner, monkeypatch):
     assert fine.status == "ok"
     assert f"Python {platform.python_version()}" in fine.text
     own = SimpleNamespace(requires=["numpy<1", "absent-one>=1"])
-    monkeypatch.setattr("waldelta.cli.doctor._installed", lambda _: own)
+    monkeypatch.setattr("waldelta.cli.doctor._find_distribution", lambda _: own)
     (lacking,) = run_check("workers", check_workers, 120)
     assert lacking.status == "problem"
     assert "lacks absent-one" in lacking.text

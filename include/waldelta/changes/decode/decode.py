@@ -184,7 +184,7 @@ def decode(changes: pa.RecordBatch, plan: DecodePlan) -> Iterator[pa.Table]:
             try:
                 yield _decode_version(part, place[of_format], of_version, plan, streamed=streamed)
             except DecodeError as err:
-                raise _placed(err, part) from None
+                raise _with_position(err, part) from None
     unknown = is_new & ~described
     for of_batch, of_relation in plan.undescribed:
         unknown &= (batch != of_batch) | (
@@ -200,7 +200,7 @@ def decode_all(parts: Iterable[pa.RecordBatch], plan: DecodePlan) -> Iterator[pa
             yield from events.to_batches()
 
 
-def _placed(err: DecodeError, changes: pa.RecordBatch) -> DecodeError:
+def _with_position(err: DecodeError, changes: pa.RecordBatch) -> DecodeError:
     """Returns the error with its message's position in the change log."""
     batches = sorted(changes["batch"].unique().to_pylist())
     where = (
@@ -271,7 +271,7 @@ def _decode_version(
     if STATE_XID in plan.event_schema.names:
         columns[STATE_XID] = changes["xid8"].cast(pa.int64())
     if plan.routing is not None:
-        columns |= _routed(rows, plan, plan.routing, described)
+        columns |= _filter_columns(rows, plan, plan.routing, described)
         columns |= _whole_updates(rows, plan, positions, columns)
     return pa.table(columns, schema=plan.decoded_schema)
 
@@ -310,7 +310,7 @@ def _read_rows(
     )
 
 
-def _routed(
+def _filter_columns(
     rows: Rows,
     plan: DecodePlan,
     routing: Routing,
@@ -466,12 +466,16 @@ def collapse_events(events: pa.Table, plan: DecodePlan) -> pa.Table:
         if not plan.numbering.key:
             for i, kind in enumerate(plan.types):
                 net = with_column(net, f"b{i}", pa.nulls(len(net), kind.arrow))
-        return _typed(net, plan, texts, "raw").select(plan.net_schema.names).cast(plan.net_schema)
+        return (
+            _convert_columns(net, plan, texts, "raw")
+            .select(plan.net_schema.names)
+            .cast(plan.net_schema)
+        )
     net = collapse(events, plan.numbering, base_is_empty=base_is_empty)
     if not plan.numbering.key:
-        net = _typed(net, plan, {i: f"b{i}" for i in plan.numbering.identity}, "base_raw")
+        net = _convert_columns(net, plan, {i: f"b{i}" for i in plan.numbering.identity}, "base_raw")
     texts = {i: f"c{i}" for i in range(len(plan.names)) if i not in plan.numbering.key}
-    return _typed(net, plan, texts, "raw").cast(plan.net_schema)
+    return _convert_columns(net, plan, texts, "raw").cast(plan.net_schema)
 
 
 def _base_is_empty(events: pa.Table, plan: DecodePlan) -> bool | npt.NDArray[np.bool_]:
@@ -485,7 +489,9 @@ def _base_is_empty(events: pa.Table, plan: DecodePlan) -> bool | npt.NDArray[np.
     return np.asarray(pc.is_in(events[f"c{plan.relid}"], value_set=truncated))
 
 
-def _typed(net: pa.Table, plan: DecodePlan, columns: dict[int, str], raw_name: str) -> pa.Table:
+def _convert_columns(
+    net: pa.Table, plan: DecodePlan, columns: dict[int, str], raw_name: str
+) -> pa.Table:
     """Convert columns of text, given by the position of their type, to the target's types."""
     raws: dict[str, pa.Array] = {}
     for i, name in columns.items():

@@ -65,12 +65,12 @@ def first_values(keys: Collection[str], plan: DecodePlan, kind: pa.DataType) -> 
     Few other rows have one of these values.
     """
     first = plan.numbering.key[0]
-    return _typed(sorted({json.loads(key)[plan.names[first]] for key in keys}), plan, first).cast(
-        kind
-    )
+    return _convert_column(
+        sorted({json.loads(key)[plan.names[first]] for key in keys}), plan, first
+    ).cast(kind)
 
 
-def _typed(texts: Sequence[str], plan: DecodePlan, column: int) -> pa.Array:
+def _convert_column(texts: Sequence[str], plan: DecodePlan, column: int) -> pa.Array:
     typed, _ = plan.types[column].from_text(pa.array(texts, pa.string()))
     return typed
 

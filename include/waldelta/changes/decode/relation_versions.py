@@ -85,7 +85,7 @@ def read_versions(stream: Stream, relation_ids: Iterable[int]) -> list[RelationV
     return [
         version
         for relation_id, group in groups
-        for version in _bounded([*group], is_whole=lacking.isdisjoint((relation_id, None)))
+        for version in _bound_versions([*group], is_whole=lacking.isdisjoint((relation_id, None)))
     ]
 
 
@@ -136,7 +136,7 @@ def _relations(
         yield from ((oid, None) for oid in sorted(ids) if row["relation_id"] in (oid, None))
 
 
-def _bounded(descriptions: list[_Sent], *, is_whole: bool) -> Iterator[RelationVersion]:
+def _bound_versions(descriptions: list[_Sent], *, is_whole: bool) -> Iterator[RelationVersion]:
     """Yields versions of one relation, each up to the next version of its transaction.
 
     Without ``is_whole``, some rows have no version.

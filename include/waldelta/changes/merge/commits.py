@@ -158,7 +158,7 @@ def read_commit(job: Job, state: TableState, tag: CommitTag) -> TargetCut:
             target.sync_commit(int(entry["version"]))
             # The cut is read from the commit's own metadata, because a late writer's commit may be
             # the newest.
-            return _cut(state, entry)
+            return _build_cut(state, entry)
     if any(tag.counts.values()):
         raise LateWriter(
             f"{state.table_name}: batch {tag.batch} isn't in the target's history: run again"
@@ -221,7 +221,7 @@ def read_unreported(
             break
         # A commit isn't necessarily on disk, and its files may be compacted and gone by now.
         target.sync_commits([version])
-        this = _cut(state, entry)
+        this = _build_cut(state, entry)
         if in_cut is not None and version <= in_cut:
             within = this if within is None else within + this
         else:
@@ -229,7 +229,7 @@ def read_unreported(
     return within, beyond
 
 
-def _cut(state: TableState, entry: Mapping[str, Any]) -> TargetCut:
+def _build_cut(state: TableState, entry: Mapping[str, Any]) -> TargetCut:
     counts = entry["waldelta"].get("counts") or {}
     return TargetCut(
         state.table_name,

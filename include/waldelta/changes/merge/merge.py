@@ -79,17 +79,23 @@ class KeylessTarget:
     @property
     def aliases(self) -> list[str]:
         """The columns' names in statements, since a source's column may have any name."""
-        return [*self._written("v"), *self._others]
+        return [*self._prefix_columns("v"), *self._others]
 
     @property
     def staged(self) -> list[str]:
         """Values of new rows, in the order of the aliases; the others have none."""
-        return [*(f"r.{name}" for name in self._written("c")), *(["null"] * len(self.others))]
+        return [
+            *(f"r.{name}" for name in self._prefix_columns("c")),
+            *(["null"] * len(self.others)),
+        ]
 
     @property
     def changed(self) -> list[str]:
         """Values of changed rows, in the order of the aliases; the others stay."""
-        return [*(f"r.{name}" for name in self._written("c")), *(f"t.{x}" for x in self._others)]
+        return [
+            *(f"r.{name}" for name in self._prefix_columns("c")),
+            *(f"t.{x}" for x in self._others),
+        ]
 
     def renamed(self) -> str:
         """Returns the columns under their aliases, as a list of a SELECT."""
@@ -101,7 +107,7 @@ class KeylessTarget:
     def _others(self) -> list[str]:
         return [f"x{i}" for i in range(len(self.others))]
 
-    def _written(self, prefix: str) -> list[str]:
+    def _prefix_columns(self, prefix: str) -> list[str]:
         metadata = ["lsn", "commit_ts", "raw"] if self.metadata_columns else []
         return [f"{prefix}{i}" for i in range(len(self.columns))] + metadata
 
@@ -112,7 +118,7 @@ def count_statement(target: str, source: str, table: KeylessTarget) -> str:
     It returns a row ``action, rows`` for each action that has any.
     """
     return (
-        f"with {_chosen(target, source, table)}\n"
+        f"with {_match_ctes(target, source, table)}\n"
         "select r.action, count(*) as rows\n"
         "from chosen as t\n"
         "join numbered as r on t.alike = r.alike and t.n = r.n\n"
@@ -131,7 +137,7 @@ def rewrite_statement(target: str, source: str, table: KeylessTarget) -> str:
     )
     return (
         f"insert overwrite {target} ({', '.join(table.names)})\n"
-        f"with {_chosen(target, source, table)}\n"
+        f"with {_match_ctes(target, source, table)}\n"
         f"select {stored}\n"
         "from held as t\n"
         "left anti join wanted as w on t.alike = w.alike\n"
@@ -147,7 +153,7 @@ def rewrite_statement(target: str, source: str, table: KeylessTarget) -> str:
     )
 
 
-def _chosen(target: str, source: str, table: KeylessTarget) -> str:
+def _match_ctes(target: str, source: str, table: KeylessTarget) -> str:
     """Returns CTEs of the staged removals and the matching target rows, numbered within equal rows.
 
     Comparing structs, nulls are equal and floats compare by value; ``exact`` distinguishes equal

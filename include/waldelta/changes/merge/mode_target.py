@@ -167,16 +167,16 @@ class ModeTarget:
             if bases
             else np.full(len(versions), -1, np.int64)
         )
-        versions = self._completed(versions, current, at)
+        versions = self._complete_versions(versions, current, at)
         if self.mode.fold.has_changes:
-            return self._new(versions)
+            return self._new_rows(versions)
         begins = has_action(versions, ACTION_INSERT, ACTION_UPDATE)
         ends = versions.filter(pc.equal(versions["action"], ACTION_DELETE))
         # Another writer may have doubled a row: each of its copies ends.
         of = self.places(current, self.keys_of(ends, bases))
         ended = ends.take(pa.array(of[of >= 0]))
         gone = self.ended(current.filter(pa.array(of >= 0)), ended[TO_LSN], ended[TO_TS])
-        return pa.concat_tables([self._new(versions.filter(pa.array(begins))), gone])
+        return pa.concat_tables([self._new_rows(versions.filter(pa.array(begins))), gone])
 
     def ended(self, current: pa.Table, lsn: pa.ChunkedArray, at: pa.ChunkedArray) -> pa.Table:
         """Returns the updates and deletes of rows whose states end at these positions and times."""
@@ -184,7 +184,7 @@ class ModeTarget:
         columns = {f"b{k}": current[name] for k, name in enumerate(names)}
         columns["action"] = pc.if_else(seen, ACTION_UPDATE, ACTION_DELETE)
         values = self.mode.ended_values(current, lsn, at)
-        return self._filled(columns, values, len(current), stays=True)
+        return self._build_net(columns, values, len(current), stays=True)
 
     @property
     def ending(self) -> Ending | None:
@@ -198,7 +198,7 @@ class ModeTarget:
 
         def end(current: pa.Table) -> pa.Table:
             lsn, at = (
-                _repeated(value, pa.int64(), len(current)) for value in (first.lsn, first.at_us)
+                _repeat(value, pa.int64(), len(current)) for value in (first.lsn, first.at_us)
             )
             return self.ended(current, lsn, at.cast(UTC_TIME))
 
@@ -213,8 +213,8 @@ class ModeTarget:
         """
         count, bases = len(differences), [f"b{k}" for k in range(len(self.key))]
         columns = {name: differences[name] for name in differences.column_names}
-        columns |= {"lsn": _repeated(lsn, pa.int64(), count)}
-        columns |= {"commit_ts": _repeated(at_us, pa.int64(), count).cast(UTC_TIME)}
+        columns |= {"lsn": _repeat(lsn, pa.int64(), count)}
+        columns |= {"commit_ts": _repeat(at_us, pa.int64(), count).cast(UTC_TIME)}
         if self.mode.fold.has_changes:
             gone = pc.equal(differences["action"], ACTION_DELETE)
             for base, i in zip(bases, self.key, strict=True):
@@ -222,16 +222,16 @@ class ModeTarget:
             columns |= {base.replace("b", "o"): columns[base] for base in bases}
             columns |= {PLACE: pa.array(-1 - first - np.arange(count))}
             columns |= {STATE_XID: pa.nulls(count, pa.int64())}
-            columns |= {MOVED: _repeated(False, pa.bool_(), count)}
+            columns |= {MOVED: _repeat(False, pa.bool_(), count)}
             return pa.table(columns)
         open_ended = {TO_LSN: pa.nulls(count, pa.int64()), TO_TS: pa.nulls(count, UTC_TIME)}
         begins = has_action(differences, ACTION_INSERT, ACTION_UPDATE)
-        inserts = {"action": _repeated(ACTION_INSERT, pa.string(), count)}
+        inserts = {"action": _repeat(ACTION_INSERT, pa.string(), count)}
         states = pa.table({**columns, **open_ended, **inserts}).filter(pa.array(begins))
         # The state before an update ends, too, unless the new one overwrites it.
         ends = (ACTION_DELETE, ACTION_UPDATE)[: 1 + (self.mode.fold is Fold.STATES)]
         ended = {TO_LSN: columns["lsn"], TO_TS: columns["commit_ts"]}
-        deletes = {"action": _repeated(ACTION_DELETE, pa.string(), count)}
+        deletes = {"action": _repeat(ACTION_DELETE, pa.string(), count)}
         ending = pa.table({**columns, **ended, **deletes})
         return pa.concat_tables([states, ending.filter(pa.array(has_action(differences, *ends)))])
 
@@ -251,9 +251,9 @@ class ModeTarget:
         keys = {f"o{k}": pa.nulls(len(at), types[i].arrow) for k, i in enumerate(self.key)}
         values = {f"c{i}": pa.nulls(len(at), kind.arrow) for i, kind in enumerate(types)}
         values["raw"] = pa.nulls(len(at), Hstore().arrow)
-        return self._new(pa.table({**rows, **keys, **values}))
+        return self._new_rows(pa.table({**rows, **keys, **values}))
 
-    def _new(self, versions: pa.Table) -> pa.Table:
+    def _new_rows(self, versions: pa.Table) -> pa.Table:
         """Returns complete row versions as new rows, which replace a row where the mode has one of
         each key.
         """
@@ -264,9 +264,9 @@ class ModeTarget:
             columns |= {f"b{k}": versions[f"c{i}"] for k, i in enumerate(self.key)}
         values = {name: versions[f"c{i}"] for i, name in enumerate(self.types)}
         values |= {RAW: versions["raw"], **self.mode.new_values(versions, self)}
-        return self._filled(columns, values, len(versions), stays=False)
+        return self._build_net(columns, values, len(versions), stays=False)
 
-    def _filled(
+    def _build_net(
         self,
         columns: Mapping[str, object],
         values: Mapping[str, object],
@@ -288,7 +288,7 @@ class ModeTarget:
         ]
         return pa.table(arrays, schema=schema)
 
-    def _completed(self, versions: pa.Table, current: pa.Table, at: Ints) -> pa.Table:
+    def _complete_versions(self, versions: pa.Table, current: pa.Table, at: Ints) -> pa.Table:
         """Returns the row versions with the values that only the target has, without updates of
         rows that it lacks.
         """
@@ -371,7 +371,7 @@ def stage_net(
 
     def write(number: int) -> pa.Table:
         rows = read(versions, number)
-        return _written(target.net_rows(rows, lookup.current_of(current, rows)), folder, number)
+        return _write_net(target.net_rows(rows, lookup.current_of(current, rows)), folder, number)
 
     counts = Counter[str]()
     for row in runner.run(len(versions.paths), _ROWS, write):
@@ -383,7 +383,7 @@ def stage_net(
     return counts
 
 
-def _written(net: pa.Table, folder: str, number: int) -> pa.Table:
+def _write_net(net: pa.Table, folder: str, number: int) -> pa.Table:
     # A part with number 0 would replace the others.
     write_parquet(f"{folder}/net", net, number + 1)
     counted = net.select(["action"]).group_by("action").aggregate([([], "count_all")])
@@ -521,7 +521,7 @@ class _Lookup:
         return rows.cast(schema)
 
 
-def _repeated(value: object, kind: pa.DataType, count: int) -> pa.ChunkedArray:
+def _repeat(value: object, kind: pa.DataType, count: int) -> pa.ChunkedArray:
     return pa.chunked_array([pa.repeat(pa.scalar(value, kind), count)], kind)
 
 

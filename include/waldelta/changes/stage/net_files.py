@@ -85,15 +85,15 @@ class NetFiles:
     @property
     def schema(self) -> pa.Schema:
         """The columns of all files."""
-        return self._opened(self.paths).schema
+        return self._open_dataset(self.paths).schema
 
     def read(self, columns: Sequence[str]) -> pa.Table:
         """Returns some columns of all files."""
-        return self._opened(self.paths).to_table(columns=list(columns))
+        return self._open_dataset(self.paths).to_table(columns=list(columns))
 
     def all_of(self, number: int) -> pa.Table:
         """Returns all rows of one file."""
-        return self._opened([self.paths[number]]).to_table()
+        return self._open_dataset([self.paths[number]]).to_table()
 
     def take(
         self, mask: Bools, most_bytes: int, columns: Sequence[str] | None = None
@@ -125,12 +125,12 @@ class NetFiles:
 
     def parts_of(self, number: int, mask: Bools) -> Iterator[pa.Table]:
         """Returns the chosen rows of one file, in parts of limited memory."""
-        return parts_at_once(chosen_rows(self._opened([self.paths[number]]), mask))
+        return parts_at_once(chosen_rows(self._open_dataset([self.paths[number]]), mask))
 
     def columns_of(self, number: int, columns: Sequence[str]) -> Iterator[pa.Table]:
         """Returns some columns of one file, in parts of limited memory."""
         read = {name: pc.field(name) for name in columns}
-        return parts_at_once(batches(self._opened([self.paths[number]]), read))
+        return parts_at_once(batches(self._open_dataset([self.paths[number]]), read))
 
     def without(self, runner: Runner, numbers: Ints, folder: str, begin: int = 0) -> NetFiles:
         """Write all rows but these into another folder, by a task for each file.
@@ -160,9 +160,9 @@ class NetFiles:
         self, mask: Bools, columns: dict[str, pc.Expression] | None = None
     ) -> Iterator[pa.RecordBatch]:
         for number, of_file in self.by_file(mask):
-            yield from chosen_rows(self._opened([self.paths[number]]), of_file, columns)
+            yield from chosen_rows(self._open_dataset([self.paths[number]]), of_file, columns)
 
-    def _opened(self, paths: Sequence[str]) -> ds.Dataset:
+    def _open_dataset(self, paths: Sequence[str]) -> ds.Dataset:
         files = self.lake.unchanging_files(self.folder)
         return ds.dataset(list(paths), filesystem=files, format=parquet_format(self.folder))
 

@@ -504,7 +504,7 @@ def buckets_of(keys: Sequence[pa.ChunkedArray], count: int) -> Ints:
     """
     hashes = np.zeros(len(keys[0]), np.uint64)
     for key in keys:
-        hashes = _mixed(hashes * np.uint64(31) + _hashes(key))
+        hashes = _mix_hashes(hashes * np.uint64(31) + _hashes(key))
     return (hashes % np.uint64(count)).astype(np.int64)
 
 
@@ -518,12 +518,12 @@ def _hashes(column: pa.ChunkedArray) -> _Hashes:
     places = np.arange(len(data_bytes)) - np.repeat(ends[:-1], np.diff(ends))
     # A pseudorandom number for each position within a value (splitmix64).
     count = int(places.max(initial=0)) + 1
-    numbers = _mixed(np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_SEED))
+    numbers = _mix_hashes(np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_SEED))
     products = (data_bytes.astype(np.uint64) + np.uint64(1)) * numbers[places]
     sums: _Hashes = np.concatenate([np.zeros(1, np.uint64), np.cumsum(products, dtype=np.uint64)])
     return sums[ends[1:]] - sums[ends[:-1]]
 
 
-def _mixed(numbers: _Hashes) -> _Hashes:
+def _mix_hashes(numbers: _Hashes) -> _Hashes:
     numbers = (numbers ^ (numbers >> np.uint64(33))) * _MIX
     return numbers ^ (numbers >> np.uint64(29))

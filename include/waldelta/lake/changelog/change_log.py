@@ -316,18 +316,21 @@ class ChangeLog(RowMessages, BatchFiles):
     def stream(self, after_batch: int, upto_batch: int) -> Stream:
         """Returns a range of batches in commit order, without skipped messages."""
         timeline = self.timeline(after_batch, upto_batch)
-        left_out = _undecided(timeline)
+        left_out = _undecided_transactions(timeline)
         segments = resolve(landmarks(timeline, left_out), after_batch, upto_batch)
         if segments.missing:
             # Some transactions were prepared before the range and committed in it.
             earlier = self.controls(after_batch)
-            left_out |= _undecided(earlier)
+            left_out |= _undecided_transactions(earlier)
             marks = [*landmarks(earlier, left_out), *landmarks(timeline, left_out)]
             segments = resolve(marks, after_batch, upto_batch)
             batches = sorted({part.batch for part in segments.older})
             timeline = pa.concat_tables([self._timeline(pc.field("batch").isin(batches)), timeline])
-        skipped = [*((place, place) for place in sorted(self._skipped)), *self._ranges(left_out)]
-        rows = self._relations_at(self._skipped) if self._skipped else set()
+        skipped = [
+            *((place, place) for place in sorted(self._skipped_positions)),
+            *self._ranges(left_out),
+        ]
+        rows = self._relations_at(self._skipped_positions) if self._skipped_positions else set()
         return Stream(
             timeline,
             replace(segments, skipped=tuple(skipped)),
@@ -335,7 +338,7 @@ class ChangeLog(RowMessages, BatchFiles):
         )
 
     @cached_property
-    def _skipped(self) -> frozenset[int]:
+    def _skipped_positions(self) -> frozenset[int]:
         """The positions of landed messages that an operator has decided to skip."""
         rows = Decisions(self.lake).messages()
         messages = [row.messages[0] for row in rows if row.status == SKIPPED and row.messages]
@@ -389,7 +392,7 @@ class ChangeLog(RowMessages, BatchFiles):
         oids, batches = set(relation_ids), []
         for part in self.scan(condition, ["batch", "seq", "streamed_xid", "data"]):
             for row in part.to_pylist():
-                if order_of(row["batch"], row["seq"]) in self._skipped:
+                if order_of(row["batch"], row["seq"]) in self._skipped_positions:
                     continue
                 truncated = read_truncate(row["data"], streamed=row["streamed_xid"] is not None)
                 if not oids.isdisjoint(truncated):
@@ -399,7 +402,7 @@ class ChangeLog(RowMessages, BatchFiles):
     def prepared(self) -> list[Prepared]:
         """Returns every prepared transaction in the log, with the batch that decided it."""
         timeline = self.controls()
-        return prepared_transactions(landmarks(timeline, _undecided(timeline)))
+        return prepared_transactions(landmarks(timeline, _undecided_transactions(timeline)))
 
     def _timeline(self, condition: pc.Expression) -> pa.Table:
         parts = list(self.scan(condition & pc.field("timeline"), _TIMELINE))
@@ -407,10 +410,10 @@ class ChangeLog(RowMessages, BatchFiles):
             return _TIMELINE_SCHEMA.empty_table()
         messages = pa.Table.from_batches(parts).select(_TIMELINE).cast(_TIMELINE_SCHEMA)
         timeline = messages.sort_by([("batch", "ascending"), ("seq", "ascending")])
-        if not self._skipped:
+        if not self._skipped_positions:
             return timeline
         places = zip(timeline["batch"].to_pylist(), timeline["seq"].to_pylist(), strict=True)
-        condition = pa.array([order_of(*place) in self._skipped for place in places])
+        condition = pa.array([order_of(*place) in self._skipped_positions for place in places])
         marked = pc.if_else(
             condition, pc.binary_join_element_wise(MARK, timeline["kind"], ""), timeline["kind"]
         )
@@ -481,7 +484,7 @@ def _control_message(row: dict[str, Any]) -> Control:
     return Control(kind, -1 if kind == "A" else xid, xid, end_lsn=row["end_lsn"] or 0)
 
 
-def _undecided(timeline: pa.Table) -> frozenset[tuple[int, int]]:
+def _undecided_transactions(timeline: pa.Table) -> frozenset[tuple[int, int]]:
     """Returns batch and xid8 of transactions whose deciding message wasn't read.
 
     That message decides whether and where their changes count.

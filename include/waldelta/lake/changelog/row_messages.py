@@ -291,7 +291,7 @@ class RowMessages(ABC):
             for piece in pieces
         ]
         dataset = ds.FileSystemDataset(fragments, ROW_SCHEMA, layout, files)
-        return self._scanned(dataset, condition, columns)
+        return self._scan(dataset, condition, columns)
 
     def has_changes(
         self,
@@ -359,9 +359,9 @@ class RowMessages(ABC):
         dataset = self.dataset()
         if dataset is None:
             return iter(())
-        return self._scanned(by_row_group(dataset, condition), condition, columns)
+        return self._scan(by_row_group(dataset, condition), condition, columns)
 
-    def _scanned(
+    def _scan(
         self, dataset: ds.Dataset, condition: pc.Expression, columns: Sequence[str]
     ) -> Iterator[pa.RecordBatch]:
         """Yields rows, reading little ahead, so that memory doesn't grow with the log."""

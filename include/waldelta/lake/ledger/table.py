@@ -446,10 +446,10 @@ def read_sorted(
         else:
             rows = _read_whole(place, path, size, schema)
             parts.append((rows if where is None else rows.filter(where)).select(names))
-    return _sorted(pa.concat_tables(parts))
+    return _sort_by_time(pa.concat_tables(parts))
 
 
-def _sorted(rows: pa.Table) -> pa.Table:
+def _sort_by_time(rows: pa.Table) -> pa.Table:
     """Returns rows by ``at``; they are in that order already unless files overlap in time."""
     times = pc.cast(rows["at"], pa.int64()).to_numpy()
     return rows if bool((times[1:] >= times[:-1]).all()) else rows.sort_by("at")
@@ -505,7 +505,7 @@ def read_files(table: TargetVersion, files: Sequence[TableFile]) -> pa.Table:
     """Returns all rows of some files, oldest first, by the table's current schema."""
     place, schema = _place_of(table), table.schema
     parts = [_read_whole(place, file.path, file.bytes, schema) for file in files]
-    return _sorted(pa.concat_tables([schema.empty_table(), *parts]))
+    return _sort_by_time(pa.concat_tables([schema.empty_table(), *parts]))
 
 
 def _place_of(table: TargetVersion) -> _Place:

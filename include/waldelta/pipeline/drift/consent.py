@@ -40,12 +40,12 @@ def schema_rules(job: Job, state: TableState) -> SchemaRules:
     rules = job.pipeline.target.schema_rules_of(state.table_name)
     if rules.policy != "ask":
         return rules
-    rows = _answered(job, state)
+    rows = _answered_questions(job, state)
     may_copy = any(row.status == AGREED and row.kind in _PERMITS_COPY for row in rows)
     return replace(rules, answers={row.key: row.status for row in rows}, may_copy=may_copy)
 
 
-def _answered(job: Job, state: TableState) -> list[Decision]:
+def _answered_questions(job: Job, state: TableState) -> list[Decision]:
     """Returns the questions that an operator has answered, by time of the answer."""
     rows = Decisions(job.lake).questions([state.table_name])
     return [row for row in rows if row.status != WAITING and _concerns(row, state)]
@@ -54,11 +54,11 @@ def _answered(job: Job, state: TableState) -> list[Decision]:
 def _concerns(question: Decision, state: TableState) -> bool:
     """Returns whether a question is on this copy, or on a column that it still has."""
     if question.kind == DROPPED_COLUMN:
-        return question.key in {_dropped(state, column) for column in state.columns}
+        return question.key in {_dropped_column_key(state, column) for column in state.columns}
     return question.generation == state.generation
 
 
-def _dropped(state: TableState, column: ColumnState) -> str:
+def _dropped_column_key(state: TableState, column: ColumnState) -> str:
     """Returns the key of a dropped column's question.
 
     It has no generation, because an answer still counts after a repair, which begins another one.
@@ -88,7 +88,7 @@ def columns_to_stop(
         if column.name in dropped:
             questions[column.name] = Question(
                 DROPPED_COLUMN,
-                _dropped(state, column),
+                _dropped_column_key(state, column),
                 f"the source has dropped column {column.name}",
                 f"the target loses its values in all rows, {state.rows:,} at the last copy",
                 stays if state.key_columns else f"{_WAITS}, since all columns identify its rows",
@@ -215,7 +215,7 @@ def may_resync(job: Job, state: TableState) -> bool:
         return False
     if target.schema_rules_of(state.table_name).policy != "ask":
         return True
-    for row in reversed(_answered(job, state)):
+    for row in reversed(_answered_questions(job, state)):
         if row.kind != COPY and row.status == REFUSED:
             return False
         if row.kind in _PERMITS_COPY and row.status == AGREED:

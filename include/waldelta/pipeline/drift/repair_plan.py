@@ -83,7 +83,7 @@ class Repair:
         again.
         """
         came, _ = moved_leaves(self.state, self.table)
-        return came | self.truncated_or_reattached | self._unmended
+        return came | self.truncated_or_reattached | self._unrepaired_leaves
 
     @property
     def detached(self) -> frozenset[int]:
@@ -96,7 +96,7 @@ class Repair:
         return (
             went
             | unrepaired
-            | self._unmended
+            | self._unrepaired_leaves
             | (self.truncated_or_reattached & reattached(self.state, self.storage))
         )
 
@@ -106,7 +106,7 @@ class Repair:
         return self.attached if self.detached else self.truncated_or_reattached
 
     @property
-    def _unmended(self) -> frozenset[int]:
+    def _unrepaired_leaves(self) -> frozenset[int]:
         unrepaired = set(self.state.unrepaired_leaves)
         return frozenset(leaf.oid for leaf in self.table.leaves if leaf.oid in unrepaired)
 
@@ -275,15 +275,15 @@ def entering(former: FilterRule, after: FilterRule, nullable: Iterable[str]) -> 
     admitted = list(after.parts)
     columns = _null_only_with_columns(gone)
     if columns is None:
-        return (_joined(admitted, f"({old}) is not true"),)
-    conditions = [_joined(admitted, f"not ({old})")]
+        return (_join_words(admitted, f"({old}) is not true"),)
+    conditions = [_join_words(admitted, f"not ({old})")]
     if absent := sorted(columns & set(nullable)):
         names = " or ".join(f"{sql.Identifier(name).as_string(None)} is null" for name in absent)
-        conditions.append(_joined(admitted, f"({names}) and ({old}) is null"))
+        conditions.append(_join_words(admitted, f"({names}) and ({old}) is null"))
     return tuple(conditions)
 
 
-def _joined(parts: Iterable[str], last: str) -> str:
+def _join_words(parts: Iterable[str], last: str) -> str:
     return " and ".join([*(f"({part})" for part in parts), last])
 
 

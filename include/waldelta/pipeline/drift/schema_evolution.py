@@ -136,7 +136,7 @@ def plan_evolution(  # noqa: PLR0913, PLR0917 - what was, came and is there, and
     ]
     numbers, last = [list(there) for there in places], relations[-1]
     _check_continuous(state, numbers)
-    for number, name in _retyped(state, relations, numbers).items():
+    for number, name in _retyped_columns(state, relations, numbers).items():
         had = next((column for column in state.columns if column.attnum == number), None)
         change = type_change(had, catalog) if had is not None else TypeChange(name, "its first one")
         raise NeedsSync(
@@ -186,7 +186,7 @@ def changed_columns(
     changed in a way that rewrote the rows.
     """
     numbers = [_attnums(state, catalog, relation) for relation in relations]
-    rewrote = _retyped(state, relations, numbers)
+    rewrote = _retyped_columns(state, relations, numbers)
     dropped = [column.name for column in state.columns if column.attnum not in numbers[-1]]
     retyped = [c for c in state.columns if c.attnum in rewrote and c.name not in dropped]
     return (
@@ -401,7 +401,7 @@ def keeps_values(old: tuple[int, int], new: tuple[int, int]) -> bool:
     return {old_oid, new_oid} == {TEXT_OID, VARCHAR_OID} and new_typmod == -1
 
 
-def _retyped(
+def _retyped_columns(
     state: TableState, relations: Sequence[Relation], numbers: Sequence[list[int]]
 ) -> dict[int, str]:
     """Returns the columns, by number, whose types in this range don't all hold the same values."""

@@ -181,7 +181,7 @@ def with_truncated(
     return {
         **catalog_tables,
         **{
-            state.table_name: _judged(connection, state, there, leaves, landed_as_of)
+            state.table_name: _judge_state(connection, state, there, leaves, landed_as_of)
             for state in states
             if (
                 leaves := replaced_files(state, (there := catalog_tables[state.table_name]).storage)
@@ -190,7 +190,7 @@ def with_truncated(
     }
 
 
-def _judged(
+def _judge_state(
     connection: psycopg.Connection[Any],
     state: TableState,
     there: CatalogTable,

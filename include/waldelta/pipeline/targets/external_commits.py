@@ -115,7 +115,7 @@ class Watch:
         if not fresh:
             return []
         name, pipeline = state.table_name, self.job.pipeline.pipeline
-        listed = _listed(fresh)
+        listed = _list_commits(fresh)
         log.warning("table=%s an external writer wrote to its target: %s", name, listed)
         warning = (
             f"{name}: an external writer wrote to its target: {listed}; runs continue to apply"
@@ -176,7 +176,7 @@ def repaired_commits(job: Job, state: TableState, version: int) -> list[str]:
     return [
         (
             f"{state.table_name}: external commits to its target were repaired:"
-            f" {_listed(seen.commits)}"
+            f" {_list_commits(seen.commits)}"
         ),
         *vacuumed,
     ]
@@ -271,7 +271,7 @@ def _wrong_file(folder: Path | None, path: str) -> str | None:
     return None if file.is_file() or not os.path.lexists(file) else "that is not a regular file"
 
 
-def _listed(commits: Sequence[ExternalCommit]) -> str:
+def _list_commits(commits: Sequence[ExternalCommit]) -> str:
     return first_of([describe(commit) for commit in commits], _MOST_LISTED, "; ")
 
 

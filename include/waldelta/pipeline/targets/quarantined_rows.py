@@ -149,7 +149,7 @@ def discard_quarantined(
     # When only messages are named, no target's rows are discarded.
     tables_of_rows = _tables_of(_open_rows(job, states), rows_left) if rows_left or not rows else []
     states_of_rows = {name: states[name] for name in tables_of_rows}
-    with _locked(job, states_of_rows) as fence:
+    with _lock_targets(job, states_of_rows) as fence:
         open_rows = _open_rows(job, states_of_rows)
         # Raises for a row that a run resolved before the locks were taken.
         _tables_of(open_rows, rows_left)
@@ -165,7 +165,7 @@ def discard_quarantined(
 
 
 @contextmanager
-def _locked(job: Job, states: Mapping[str, TableState]) -> Iterator[HeldLocks]:
+def _lock_targets(job: Job, states: Mapping[str, TableState]) -> Iterator[HeldLocks]:
     """Hold the locks of these targets within the block."""
     with ExitStack() as locks:
         lock_list = [locks.enter_context(target_lock(job, name)) for name in sorted(states)]

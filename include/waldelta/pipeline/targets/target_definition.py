@@ -81,7 +81,7 @@ def check_columns(job: Job, state: TableState) -> None:
             " target.metadata_columns is true now"
         )
     raise TargetAltered(
-        f"{_described(state.table_name, alterations, origins)}, or copy the table again"
+        f"{_describe_alterations(state.table_name, alterations, origins)}, or copy the table again"
         f" ({dag_id_of(job.pipeline.pipeline, 'initial_sync')} with tables and a reason)"
     )
 
@@ -115,7 +115,7 @@ def check_new_columns(job: Job, state: TableState, names: Iterable[str]) -> None
     origins = _origins(table, alterations)
     _check_unrecorded(state, origins)
     raise TargetAltered(
-        f"{_described(state.table_name, alterations, origins)}, or copy the"
+        f"{_describe_alterations(state.table_name, alterations, origins)}, or copy the"
         f" table again, without it ({dag_id_of(job.pipeline.pipeline, 'initial_sync')} with tables"
         " and a reason)"
     )
@@ -147,7 +147,7 @@ def refusal(
             f"{label}: its target {target.uri} refuses the changes ({code[0]}): see its properties"
             f" (SHOW TBLPROPERTIES {target.relation})"
         )
-    described = _described(label, alterations, _origins(table, alterations))
+    described = _describe_alterations(label, alterations, _origins(table, alterations))
     return TargetAltered(f"{described}; the changes, which violate this ({code[0]}), wait")
 
 
@@ -274,7 +274,7 @@ def _column(name: str) -> Callable[[Definition], Any]:
     return lambda definition: definition.columns.get(name)
 
 
-def _described(
+def _describe_alterations(
     label: str, alterations: Sequence[_Alteration], origins: Sequence[Commit | None]
 ) -> str:
     by_commit: dict[str, list[str]] = {}

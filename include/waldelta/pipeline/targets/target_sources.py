@@ -257,7 +257,7 @@ def target_sources(
     preflight says why.
     """
     by_name = {str(relation.id): relation for relation in published}
-    mappings = dict(_merged(entries, published, tables))
+    mappings = dict(_merge_partitions(entries, published, tables))
     merged_oids = {oid for mapping in mappings.values() for oid in mapping.relation_ids}
     with_source = dict(
         _with_source(
@@ -335,7 +335,7 @@ def merge_partitions(root: CatalogRelation, leaves: Sequence[PublishedTable]) ->
     )
 
 
-def _merged(
+def _merge_partitions(
     entries: Mapping[str, TargetTable],
     published: Sequence[PublishedRelation],
     tables: Mapping[TableId, Partition],

@@ -32,7 +32,7 @@ _BOTH_FINITE = f"abs({{0}}) <> {_INFINITE} and abs({{1}}) <> {_INFINITE}"
 _FIRST_DAY, _LAST_DAY = -2440588, 2145042905
 
 
-def _checked(result: str, wrong: str) -> str:
+def _check_result(result: str, wrong: str) -> str:
     return f"!case when {wrong.replace('{r}', result)} then {_FAIL_RANGE} else {result} end"
 
 
@@ -85,9 +85,9 @@ TEMPLATES: dict[str, str] = {
     "numeric_to_int": "!cast(round({0}, 0) as {type})",
     "numeric_to_float": "cast({0} as {type})",
     # Floats: PostgreSQL fails where IEEE overflows, underflows or divides by zero.
-    "float_add": _checked(_FLOAT["add"], f"{_OVERFLOWN} and {_BOTH_FINITE}"),
-    "float_subtract": _checked(_FLOAT["subtract"], f"{_OVERFLOWN} and {_BOTH_FINITE}"),
-    "float_multiply": _checked(
+    "float_add": _check_result(_FLOAT["add"], f"{_OVERFLOWN} and {_BOTH_FINITE}"),
+    "float_subtract": _check_result(_FLOAT["subtract"], f"{_OVERFLOWN} and {_BOTH_FINITE}"),
+    "float_multiply": _check_result(
         _FLOAT["multiply"],
         f"({_OVERFLOWN} and {_BOTH_FINITE}) or ({{r}} = 0 and {{0}} <> 0 and {{1}} <> 0)",
     ),
@@ -95,7 +95,7 @@ TEMPLATES: dict[str, str] = {
         "!case when {1} = 0 then case when isnan({0}) then {0} when {0} is not null then "
         + _FAIL_ZERO
         + " end else "
-        + _checked(
+        + _check_result(
             _QUOTIENT,
             f"({_OVERFLOWN} and abs({{0}}) <> {_INFINITE}) or ({{r}} = 0 and {{0}} <> 0 and"
             f" abs({{1}}) <> {_INFINITE})",
@@ -116,7 +116,7 @@ TEMPLATES: dict[str, str] = {
     "float_round": "rint({0})",
     "float_sign": "case when isnan({0}) then 0D else cast(sign({0}) as double) end",
     "float_sqrt": f"!case when {{0}} < 0 then {_FAIL_ROOT} else sqrt({{0}}) end",
-    "float_narrow": _checked(
+    "float_narrow": _check_result(
         _NARROW, f"({_OVERFLOWN} and abs({{0}}) <> {_INFINITE}) or ({{r}} = 0 and {{0}} <> 0)"
     ),
     # Spark treats 2^63 as the largest bigint.
@@ -234,7 +234,7 @@ def _trim(side: str, typed: Typed) -> str:
     return f"trim({side} {'{1}' if len(typed.arguments) > 1 else repr(' ')} from {{0}})"
 
 
-def _rounded(typed: Typed) -> str:
+def _round_sql(typed: Typed) -> str:
     places = _number(typed, 1) if len(typed.arguments) > 1 else 0
     # More decimal places than the value has change nothing.
     places = min(places, (typed.arguments[0].type.digits or (0, 0))[1])
@@ -280,22 +280,22 @@ def _like(typed: Typed) -> str:
     negation = "not " if typed.key.startswith("not_") else ""
     # Spark makes a regular expression of it, whose time has the number of % as its exponent.
     if sum(kind == "any" for kind, _ in parts) > _MOST_ANY:
-        return f"({subject} {negation}rlike {_braced(string(like_regex(parts)))})"
+        return f"({subject} {negation}rlike {_escape_braces(string(like_regex(parts)))})"
     text = "".join(
         re.sub(r"([\\%_])", r"\\\1", part) if kind == "text" else part for kind, part in parts
     )
-    return f"({subject} {negation}like {_braced(string(text))})"
+    return f"({subject} {negation}like {_escape_braces(string(text))})"
 
 
 def _regex(typed: Typed) -> str:
     options = "(?i)" if "i" in typed.key.removeprefix("not_").removesuffix("regex") else ""
     return (
         f"({{0}} {'not ' if typed.key.startswith('not_') else ''}rlike"
-        f" {_braced(string(options + (typed.value or '')))})"
+        f" {_escape_braces(string(options + (typed.value or '')))})"
     )
 
 
-def _braced(text: str) -> str:
+def _escape_braces(text: str) -> str:
     """Escape literal text for a template."""
     return text.replace("{", "{{").replace("}", "}}")
 
@@ -312,8 +312,8 @@ BUILT: dict[str, Callable[[Typed], str]] = {
     "ltrim": partial(_trim, "leading"),
     "rtrim": partial(_trim, "trailing"),
     "repeat": lambda typed: f"repeat({{0}}, {max(_number(typed, 1), 0)})",
-    "numeric_round": _rounded,
-    "numeric_trunc": _rounded,
+    "numeric_round": _round_sql,
+    "numeric_trunc": _round_sql,
     "date_add": partial(_add_days, 1, 0),
     "date_subtract": partial(_add_days, -1, 0),
     "int_add_date": partial(_add_days, 1, 1),

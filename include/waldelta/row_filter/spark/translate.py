@@ -129,7 +129,7 @@ class _Translation:
                 for side, k in zip((left, right), kinds, strict=True)
             )
             kinds = [Type("timestamp")] * 2
-        return _guarded([left, right], compare(typed.key, kinds, left, right))
+        return _guard_arguments([left, right], compare(typed.key, kinds, left, right))
 
     def call(self, typed: Typed) -> Sql:
         """Translate a call by its template; raw arguments fail, unless the key has a rule for
@@ -149,7 +149,7 @@ class _Translation:
         )
         if rule is not None and any(a.raw is not None for a in operands):
             result = rule(typed, operands, result)
-        return _guarded(operands, result)
+        return _guard_arguments(operands, result)
 
     def logic(self, typed: Typed) -> Sql:
         parts = [self.sql(argument) for argument in typed.arguments]
@@ -244,7 +244,7 @@ class _Translation:
         *first, last = (self.result(typed, node) for node in typed.arguments)
         if not any(each.raw is not None for each in (*first, last)):
             values = ", ".join(each.value for each in (*first, last))
-            return _joined(f"coalesce({values})", [*first, last])
+            return _join_sql(f"coalesce({values})", [*first, last])
         return _choose(
             [(Sql(f"(not {each.is_null})", raises=each.raises), each) for each in first], last
         )
@@ -268,7 +268,7 @@ class _Translation:
             and typed.type.name != "bpchar"
             and len(results) > 1
         ):
-            return _joined(f"{typed.key}({', '.join(each.value for each in results)})", results)
+            return _join_sql(f"{typed.key}({', '.join(each.value for each in results)})", results)
         kinds = [Type(typed.type.name, typed.type.digits)] * 2
         winner, raises = results[0], any(each.raises for each in results)
         for candidate in results[1:]:
@@ -348,13 +348,13 @@ def _after(computed_first: Sequence[Sql], result: Sql) -> Sql:
     )
 
 
-def _guarded(arguments: Sequence[Sql], result: Sql) -> Sql:
+def _guard_arguments(arguments: Sequence[Sql], result: Sql) -> Sql:
     """Let arguments fail even after one that is NULL: PostgreSQL computes all of them first."""
     nullable = [k for k, argument in enumerate(arguments) if not argument.is_constant]
     return _after(arguments[nullable[0] + 1 :] if nullable else [], result)
 
 
-def _joined(value: str, parts: Sequence[Sql]) -> Sql:
+def _join_sql(value: str, parts: Sequence[Sql]) -> Sql:
     return Sql(value, raises=any(p.raises for p in parts), in_years=all(p.in_years for p in parts))
 
 

@@ -190,7 +190,7 @@ class _Work:
         self.resolve(still, partial(_messages, quarantine, self.plan, after))
         # The records of the new keys follow those of the rows that they replace.
         if moved:
-            self.record_moved(moved, _applied(quarantine, self.plan, after, moved.keys()))
+            self.record_moved(moved, _applied_records(quarantine, self.plan, after, moved.keys()))
 
     def resolve(self, watched: Mapping[str, Outline], messages_of: MessagesOf) -> None:
         """Record which missing or outdated rows this range resolves, and complete its updates of
@@ -201,7 +201,7 @@ class _Work:
         """
         if not watched:
             return
-        numbers, touched = _touched(self.files, self.plan, watched.keys())
+        numbers, touched = _touched_rows(self.files, self.plan, watched.keys())
         keys = keys_of(touched, self.plan, "b")
         self.recorded += [self.row(RESOLVED, key) for key in sorted(set(keys))]
         is_update = np.array(
@@ -234,7 +234,7 @@ class _Work:
         lacks = self.plan.decode.numbering.lacks_values(rows)
         keys = keys_of(rows, self.plan, "c")
         values = read_values(self.job, self.change_log, self.plan, rows, lacks)
-        filled = _filled(rows, self.plan, values)
+        filled = _fill_values(rows, self.plan, values)
         self._record(rows, keys, values, lacks)
         missing = pa.array(values.missing)
         rows_lost = rows.filter(missing)
@@ -341,10 +341,10 @@ def _messages(
     quarantine: Decisions, plan: TargetPlan, after: int, keys: Sequence[str]
 ) -> dict[str, list[SentMessage]]:
     """Returns the messages these quarantined rows came from, by key."""
-    return {row.key: row.messages or [] for row in _applied(quarantine, plan, after, keys)}
+    return {row.key: row.messages or [] for row in _applied_records(quarantine, plan, after, keys)}
 
 
-def _applied(
+def _applied_records(
     quarantine: Decisions, plan: TargetPlan, after: int, keys: Collection[str]
 ) -> list[Decision]:
     """Returns the quarantine records of these keys, without those of a killed run."""
@@ -387,7 +387,9 @@ def _incomplete(files: NetFiles, plan: TargetPlan) -> Ints:
     return np.flatnonzero(np.asarray(pc.and_(is_fresh, lacks)))
 
 
-def _touched(files: NetFiles, plan: TargetPlan, opened: Collection[str]) -> tuple[Ints, pa.Table]:
+def _touched_rows(
+    files: NetFiles, plan: TargetPlan, opened: Collection[str]
+) -> tuple[Ints, pa.Table]:
     """Returns the staged rows whose base key is one of these, and their numbers."""
     first = plan.decode.names[plan.decode.numbering.key[0]]
     if renamed := [key for key in opened if first not in json.loads(key)]:
@@ -432,7 +434,7 @@ def discarded_since(
     return keys & (present | gone | moved.keys()), moved
 
 
-def _filled(rows: pa.Table, plan: TargetPlan, values: SourceValues) -> pa.Table:
+def _fill_values(rows: pa.Table, plan: TargetPlan, values: SourceValues) -> pa.Table:
     """Returns the rows with the source's values in place of those marked as unchanged."""
     raws = [dict(raw or []) for raw in rows["raw"].to_pylist()]
     for i in plan.decode.numbering.completable:

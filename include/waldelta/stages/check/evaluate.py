@@ -370,7 +370,7 @@ def _judge(run: CheckRun, runner: Runner, target: CheckedTarget) -> TableVerdict
         types = dict(target.frame(runner).dtypes)
     else:
         types = {name: table.spark_types[name] for name in target.live_columns(table)}
-    plan = _bounded(run.suite_of(target, types), table)
+    plan = _drop_costly_expectations(run.suite_of(target, types), table)
     suite = suite_of(plan)
     columns = {listed(name): kind for name, kind in types.items()}
     rows = TargetRows(target, runner, columns, run.rules[plan.table].references, table)
@@ -427,7 +427,7 @@ def met_before(
     return met_at(run.history, target, plan)
 
 
-def _bounded(plan: SuitePlan, table: TargetVersion | None) -> SuitePlan:
+def _drop_costly_expectations(plan: SuitePlan, table: TargetVersion | None) -> SuitePlan:
     """Returns the plan without own expectations, and with an error, where they'd take hours."""
     own_expectations = [p for p in plan.expectations if p.origin == "own"]
     rows = None if table is None else row_count(table.files)

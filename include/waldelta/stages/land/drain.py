@@ -378,7 +378,7 @@ def land(  # noqa: PLR0913, PLR0917 - one call, with nothing that its parts woul
             row = {"failed": task_error(err)} | asdict(err.unread.shortened())
         return pa.Table.from_pylist([row], schema=_WRITTEN)
 
-    row = _written(runner, change_log.uri, read)
+    row = _write_batch_file(runner, change_log.uri, read)
     file = BatchFile(row["path"], row["size"], row["stats"]) if row["path"] is not None else None
     check_read()
     try:
@@ -401,7 +401,7 @@ def _commit_metadata(batch: int, source: Source, bound: PeekBound) -> str:
     return json.dumps({"waldelta": info})
 
 
-def _written(runner: Runner, uri: str, read: Task) -> Answer:
+def _write_batch_file(runner: Runner, uri: str, read: Task) -> Answer:
     """Have a task write a batch's file; returns its result (_WRITTEN) or raises its error."""
     row = None
     try:

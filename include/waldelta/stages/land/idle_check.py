@@ -296,7 +296,7 @@ def _changed_on_source(
     drifted, _ = read_around(
         connection,
         _LOCK_TIMEOUT_S,
-        partial(_drifted, connection, job, published, replicated, catalog_tables),
+        partial(_drifted_targets, connection, job, published, replicated, catalog_tables),
         locked,
     )
     if drifted:
@@ -304,7 +304,7 @@ def _changed_on_source(
     return None
 
 
-def _drifted(
+def _drifted_targets(
     connection: psycopg.Connection[tuple[Any, ...]],
     job: Job,
     mappings: Mapping[str, TargetSource],

@@ -372,7 +372,7 @@ def _decide(
             )
         if still := _judge(work, rows, net, waiting):
             net = hold_back(rows, net, work.folder, still.keys())
-        carried += _decided(job, again, quarantined, still, rows.holder.lsn)
+        carried += _decided_records(job, again, quarantined, still, rows.holder.lsn)
     return net, [*carried, *quarantined.messages]
 
 
@@ -400,7 +400,7 @@ def _judge(
     return {names[row.key]: row for row in still}
 
 
-def _decided(
+def _decided_records(
     job: Job, again: Again, quarantined: _Quarantined, still: Mapping[str, StillFails], as_of: Lsn
 ) -> Iterator[Decision]:
     """Yields the new quarantine records: rows that still fail, with current values, and accepted

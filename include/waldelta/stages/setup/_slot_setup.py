@@ -475,9 +475,9 @@ def entries_kept(connection: psycopg.Connection[Any], job: Job) -> Iterator[None
 
     A table is recorded only if the ledger's entry was valid until then.
     """
-    old_entries = _entries(connection, job)
+    old_entries = _read_memberships(connection, job)
     yield
-    new_entries = _entries(connection, job)
+    new_entries = _read_memberships(connection, job)
     for name, state in job.ledger.table_states().items():
         was, now_are = old_entries.get(name, frozenset()), new_entries.get(name, frozenset())
         if state.status != SYNCED or not now_are or not is_replaced(state.entries, was, now_are):
@@ -505,7 +505,9 @@ def is_replaced(
     )
 
 
-def _entries(connection: psycopg.Connection[Any], job: Job) -> dict[str, frozenset[Membership]]:
+def _read_memberships(
+    connection: psycopg.Connection[Any], job: Job
+) -> dict[str, frozenset[Membership]]:
     try:
         # Nothing is recorded for a locked table: the next run compares for itself.
         _, targets, _ = read_unlocked_sources(connection, job.pipeline, sizes=False)

@@ -204,7 +204,7 @@ class Draft:
             f"  slot: {self.slot}",
             "  publications:",
             *self._publications(),
-            *self._excluded(),
+            *self._exclusion_lines(),
             "target:",
             f"  root: {_scalar(self.root)}",
             f"schedule: {_scalar(self.schedule)}  # of the DAG, in UTC",
@@ -261,7 +261,7 @@ class Draft:
             if number == 0:
                 yield "          # columns: [<columns to replicate; by default all>]"
 
-    def _excluded(self) -> list[str]:
+    def _exclusion_lines(self) -> list[str]:
         reasons = [f"{table}: {reason}" for table, reason in self.inventory.excluded.items()]
         lines = ["Left out:", *map(on_one_line, reasons[:_MOST_EXCLUDED])] if reasons else []
         surplus = len(reasons) - _MOST_EXCLUDED

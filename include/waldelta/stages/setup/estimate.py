@@ -159,7 +159,7 @@ class CopyEstimate:
         connections = readers() + _CONNECTIONS_PER_COPY * min(self.tables, COPIED_AT_ONCE) + 1
         lines = [
             (
-                f"{counted(self.tables, 'table')}, about {counted(_rounded(self.rows), 'row')}:"
+                f"{counted(self.tables, 'table')}, about {counted(_round(self.rows), 'row')}:"
                 f" reads {size(self.source_bytes)} on the source, writes about"
                 f" {size(self.lake_bytes)} to the lake"
             ),
@@ -233,7 +233,7 @@ def _estimate(
     seconds = sum(one.seconds for one in samples.values()) / sampled_bytes
     encoded = sum(one.file_bytes for one in samples.values()) / sampled_bytes
     unsampled = [copy for copy in readable if copy not in sampled]
-    for copy, rows in _planned(connection, job.pipeline.target, unsampled).items():
+    for copy, rows in _planned_copies(connection, job.pipeline.target, unsampled).items():
         table_bytes = sizes[copy.table.oid]
         samples[copy] = Sample(copy.blocks, rows, int(table_bytes * encoded), table_bytes * seconds)
     return CopyEstimate(
@@ -300,7 +300,7 @@ def _of_whole(copy: PlannedCopy, sample: Sample) -> Sample:
     )
 
 
-def _planned(
+def _planned_copies(
     connection: Connection, target: Target, copies: Sequence[PlannedCopy]
 ) -> dict[PlannedCopy, int]:
     """Returns the planner's estimate of the rows of copies; locked ones are left out."""
@@ -346,10 +346,10 @@ def _wal_rate(server: ServerFacts, written: int, seconds: float) -> float | None
     return None if server.wal_bytes_per_hour is None else server.wal_bytes_per_hour / 60
 
 
-def _rounded(number: int) -> int:
+def _round(number: int) -> int:
     """Returns a number with three digits that count.
 
-    >>> _rounded(1_234_567), _rounded(42)
+    >>> _round(1_234_567), _round(42)
     (1230000, 42)
     """
     return round(number, min(0, 3 - len(str(number))))

@@ -296,7 +296,9 @@ class ContinuedCopy:
                 raised_as(partial(unexpected_error, name), psycopg.Error),
                 named_loss(self.source.conninfo),
             ):
-                touched = _touched(runner, self.job, self.state, self.files, Lsn(self.records.lsn))
+                touched = _touched_keys(
+                    runner, self.job, self.state, self.files, Lsn(self.records.lsn)
+                )
         except WaldeltaError as err:
             if err.retryable:
                 raise
@@ -422,7 +424,7 @@ def _missing(leaves: Sequence[Leaf], files: Sequence[ChunkFiles], chunk_bytes: i
     return chunks
 
 
-def _touched(
+def _touched_keys(
     runner: Runner,
     job: Job,
     state: TableState,

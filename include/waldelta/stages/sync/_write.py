@@ -145,16 +145,16 @@ def write_copy(
     marks = target.deletion_vectors_of(name)
     options = _set_properties(runner, place, target, name)
     if rows.keeps:
-        rows = _unstaged(rows, "its target keeps rows")
+        rows = _discard_staged(rows, "its target keeps rows")
         with writing_target(place):
             return WrittenCopy(_add(runner, job, state, rows))
     take_over_for_copy(runner, job, name, state.generation)
     if mode.keeps_rows:
-        rows = _with_mode_columns(mode, _unstaged(rows, "its target has columns of its mode"))
+        rows = _with_mode_columns(mode, _discard_staged(rows, "its target has columns of its mode"))
     elif former is not None:
         with writing_target(place):
             diff = mend_target(runner, job, state, former, rows)
-        rows = _unstaged(rows, diff if isinstance(diff, str) else None)
+        rows = _discard_staged(rows, diff if isinstance(diff, str) else None)
         if isinstance(diff, RowDiff):
             return WrittenCopy(CopyCommit(diff.cut.version, diff.compared, 0), diff=diff)
         full_rewrite_reason = diff
@@ -162,13 +162,13 @@ def write_copy(
     if table is not None:
         copy = _copy_files(runner, table, rows)
         return replace(copy, full_rewrite_reason=full_rewrite_reason)
-    rows = _unstaged(rows, "Spark must write its target")
+    rows = _discard_staged(rows, "Spark must write its target")
     runner.spark(_why_by_spark(rows, marks=marks))
     prepare_target(runner, place, rows.columns, options)
     marked = place.open().writes_deletion_vectors
     if marks and not marked:
         set_deletion_vectors(runner.spark(), place, wanted=True)
-    commit = replace_target(runner, place, _stored(runner, rows), rows.tag)
+    commit = replace_target(runner, place, _stored_frame(runner, rows), rows.tag)
     # Deletion vectors can be switched off only now, when no file has one any more.
     if marked and not marks:
         set_deletion_vectors(runner.spark(), place, wanted=False)
@@ -185,7 +185,7 @@ def _copy_files(runner: Runner, target: TargetVersion, rows: CopyRows) -> Writte
             rows.all_read, rows.staged,
         )  # fmt: skip
     except EmptyPartitionValue as err:
-        _unstaged(rows, None)
+        _discard_staged(rows, None)
         remove_partitions(runner, target, str(rows.target), err)
         raise SnapshotLost(f"{rows.target}: {err}: its copy starts again, undivided") from None
 
@@ -210,7 +210,7 @@ def _set_properties(runner: Runner, place: DeltaTarget, target: Target, name: st
     return TableOptions.of(target.layout_of(name), {CHANGE_DATA_FEED: "true"} if shows else {})
 
 
-def _unstaged(rows: CopyRows, why: str | None) -> CopyRows:
+def _discard_staged(rows: CopyRows, why: str | None) -> CopyRows:
     """Returns the rows without the records of what tasks have staged, which it removes.
 
     With a reason ``why`` all rows are needed: raises SnapshotLost where these are only those that
@@ -224,7 +224,7 @@ def _unstaged(rows: CopyRows, why: str | None) -> CopyRows:
     return replace(rows, staged=None)
 
 
-def _stored(runner: Runner, rows: CopyRows) -> DataFrame:
+def _stored_frame(runner: Runner, rows: CopyRows) -> DataFrame:
     """Returns the rows as Spark's tasks read them and as the target stores them."""
     numbers = runner.spark().range(0, rows.tasks, 1, rows.tasks)
     read = numbers.mapInArrow(once(_in_frames(rows.reader)), target_schema(rows.columns))

@@ -109,7 +109,7 @@ def open_target(
     if mapped or any(column.spark_type == Variant.spark for column in columns):
         return None
     try:
-        table = _opened(place, columns, options)
+        table = _open_or_create(place, columns, options)
         if table is None:
             return None
         with private_files():
@@ -125,7 +125,7 @@ def columns_of(columns: Sequence[TargetColumn]) -> pa.Schema:
     return pa.schema([pa.field(c.name, c.arrow, c.nullable) for c in columns])
 
 
-def _opened(
+def _open_or_create(
     place: DeltaTarget, columns: Sequence[TargetColumn], options: TableOptions
 ) -> TargetVersion | None:
     """Returns the table, created if missing; None when only Spark can create it.

@@ -127,7 +127,7 @@ def sync(  # noqa: PLR0913 - what is copied, why and how, of which callers name 
         if not choice:
             close_gaps(job)
             return []
-        refused = _refused(job, choice, states)
+        refused = _refused_targets(job, choice, states)
         if insists and refused:  # The error is raised before anything is changed.
             raise next(iter(refused.values()))
         check_writable(job.pipeline.target.root)
@@ -228,7 +228,7 @@ def _formers(job: Job, names: Sequence[str], *, by_diff: bool) -> dict[str, Form
     }
 
 
-def _refused(
+def _refused_targets(
     job: Job, targets: Sequence[ReplicatedTarget], names: Iterable[str]
 ) -> dict[str, WaldeltaError]:
     """Returns by name why targets can't be synced as the pipeline file requires.

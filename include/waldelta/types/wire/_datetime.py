@@ -34,7 +34,7 @@ def _date(values: Messages, valid: Mask) -> ArrowArray:
         valid,
         is_in_years,
         days,
-        lambda day: _infinite(day, _LEAST4, _MOST4) or _far(day, 0, "date"),
+        lambda day: _infinite(day, _LEAST4, _MOST4) or _far_date(day, 0, "date"),
     )
 
 
@@ -51,7 +51,7 @@ def _timestamp(values: Messages, valid: Mask, *, zone: str) -> ArrowArray:
     def odd(us: int) -> str:
         if text := _infinite(us, _LEAST8, _MOST8):
             return text
-        text = _far(us // _DAY_US, us % _DAY_US, "timestamp")
+        text = _far_date(us // _DAY_US, us % _DAY_US, "timestamp")
         return text.removesuffix(" BC") + zone + (" BC" if text.endswith(" BC") else "")
 
     return _with_odd_ones(joined(unix, zone), valid, is_in_years, at, odd)
@@ -73,7 +73,7 @@ def _infinite(number: int, least: int, most: int) -> str | None:
     return "infinity" if number == most else "-infinity" if number == least else None
 
 
-def _far(day: int, us: int, kind: str) -> str:
+def _far_date(day: int, us: int, kind: str) -> str:
     """Print a date, given in days from 2000, of any year as PostgreSQL does."""
     cycles = day // _CYCLE_DAYS
     # Only the calendar is needed, so there is no time zone.

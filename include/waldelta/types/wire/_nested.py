@@ -51,8 +51,8 @@ def array_text(values: Messages, valid: Mask, read: ElementReader, delimiter: st
         count = np.where(has_dimension, count * size, count)
         is_odd |= has_dimension & (i4(source, start + 16 + 8 * k) != 1)
     starts, ends = _walk(values, valid, start + 12 + 8 * dimensions, count)
-    elements = _copied(values, starts, ends)
-    text = _joined(_elements(read(elements, False), delimiter), count, delimiter, "{", "}")
+    elements = _copy_bytes(values, starts, ends)
+    text = _join_elements(_elements(read(elements, False), delimiter), count, delimiter, "{", "}")
     for row in np.flatnonzero(is_odd & valid):
         first = int(count[:row].sum())
         elements_of_row = _elements(
@@ -63,12 +63,12 @@ def array_text(values: Messages, valid: Mask, read: ElementReader, delimiter: st
         text = pc.replace_with_mask(
             text,
             pa.array(np.arange(len(valid)) == row),
-            pa.array([_printed(elements_of_row, shape, delimiter)]),
+            pa.array([_print_array(elements_of_row, shape, delimiter)]),
         )
     return masked(text, valid)
 
 
-def _printed(texts: list[str], shape: list[tuple[Any, ...]], delimiter: str) -> str:
+def _print_array(texts: list[str], shape: list[tuple[Any, ...]], delimiter: str) -> str:
     if not texts:
         return "{}"
     for size, _ in reversed(shape):
@@ -91,10 +91,10 @@ def _elements(texts: ArrowArray, delimiter: str) -> ArrowArray:
     """Quote elements where array_out does."""
     texts = utf8(texts)
     special = rf'^$|^(?i:null)$|["\\{{}}{delimiter}]|[ \t\n\r\v\f]'
-    return pc.fill_null(_quoted(texts, special, r'(["\\])', r"\\\1"), "NULL")
+    return pc.fill_null(_quote_elements(texts, special, r'(["\\])', r"\\\1"), "NULL")
 
 
-def _quoted(texts: ArrowArray, special: str, escaped: str, replacement: str) -> ArrowArray:
+def _quote_elements(texts: ArrowArray, special: str, escaped: str, replacement: str) -> ArrowArray:
     needs = pc.match_substring_regex(texts, special)
     if not pc.any(needs).as_py():
         return texts
@@ -103,7 +103,7 @@ def _quoted(texts: ArrowArray, special: str, escaped: str, replacement: str) -> 
     )
 
 
-def _joined(
+def _join_elements(
     texts: ArrowArray, count: Positions, delimiter: str, opening: str, closing: str
 ) -> ArrowArray:
     bounds = pa.array(np.concatenate([[0], np.cumsum(count)]).astype(np.int32))
@@ -112,7 +112,7 @@ def _joined(
     )
 
 
-def _copied(values: Messages, starts: Positions, ends: Positions) -> ArrowArray:
+def _copy_bytes(values: Messages, starts: Positions, ends: Positions) -> ArrowArray:
     present = ends >= starts
     # The positions of nulls must be in order, too, as Arrow requires.
     return copy_out(values, starts, np.where(present, ends, starts), present).cast(pa.binary())
@@ -185,7 +185,9 @@ def range_text(values: Messages, valid: Mask, read: ElementReader) -> ArrowArray
     starts, ends = _walk(values, valid, np.where(valid, values.start + 1, values.end), count)
     _refuse_nulls(values, starts, ends, count, "a bound is null")
     special = r'^$|["\\()\[\],]|[ \t\n\r\v\f]'
-    texts = _quoted(utf8(read(_copied(values, starts, ends), True)), special, r'(["\\])', r"\1\1")
+    texts = _quote_elements(
+        utf8(read(_copy_bytes(values, starts, ends), True)), special, r'(["\\])', r"\1\1"
+    )
     bound_index = np.cumsum(count) - count
     lower = pc.fill_null(texts.take(pa.array(bound_index, mask=~has_lower)), "")
     upper = pc.fill_null(texts.take(pa.array(bound_index + has_lower, mask=~has_upper)), "")
@@ -202,5 +204,5 @@ def multirange_text(values: Messages, valid: Mask, read: ElementReader) -> Arrow
     refuse(values, valid & ((size < 4) | (count < 0) | (count > size)), "no multirange")
     starts, ends = _walk(values, valid, np.where(valid, values.start + 4, values.end), count)
     _refuse_nulls(values, starts, ends, count, "a range is null")
-    texts = utf8(read(_copied(values, starts, ends), True))
-    return masked(_joined(texts, count, ",", "{", "}"), valid)
+    texts = utf8(read(_copy_bytes(values, starts, ends), True))
+    return masked(_join_elements(texts, count, ",", "{", "}"), valid)

@@ -91,7 +91,7 @@ def _numeric(values: Messages, valid: Mask) -> ArrowArray:
     parts = []
     for k, row in enumerate(rows[first]):
         shape = (int(of[row]) for of in (count, weight, sign, scale))
-        parts.append(_printed(source, start[order[bounds[k] : bounds[k + 1]]] + 8, *shape))
+        parts.append(_print_numerics(source, start[order[bounds[k] : bounds[k + 1]]] + 8, *shape))
     if not parts:
         return pa.nulls(len(valid), pa.string())
     places = np.empty(len(valid), np.int64)
@@ -99,7 +99,7 @@ def _numeric(values: Messages, valid: Mask) -> ArrowArray:
     return pa.concat_arrays(parts).take(pa.array(places, mask=~valid))
 
 
-def _printed(
+def _print_numerics(
     source: np.ndarray, at: Positions, n: int, weight: int, sign: int, scale: int
 ) -> ArrowArray:
     """Print numerics of one shape.
@@ -185,7 +185,7 @@ def _points(numbers: list[str]) -> str:
     return ",".join(f"({x},{y})" for x, y in zip(numbers[::2], numbers[1::2], strict=True))
 
 
-def _counted(data: bytes, at: int) -> str:
+def _points_with_count(data: bytes, at: int) -> str:
     (count,) = struct.unpack_from("!i", data, at)
     if not 0 <= count <= len(data) // 16:
         raise ValueError("number of points out of range")
@@ -198,7 +198,7 @@ def _circle(data: bytes) -> str:
 
 
 def _path(data: bytes) -> str:
-    return f"({_counted(data, 1)})" if data[0] else f"[{_counted(data, 1)}]"
+    return f"({_points_with_count(data, 1)})" if data[0] else f"[{_points_with_count(data, 1)}]"
 
 
 _GEOMETRY: dict[str, Callable[[bytes], str]] = {
@@ -208,7 +208,7 @@ _GEOMETRY: dict[str, Callable[[bytes], str]] = {
     "line": lambda data: "{" + ",".join(_numbers(data, 0, 3)) + "}",
     "circle": _circle,
     "path": _path,
-    "polygon": lambda data: f"({_counted(data, 0)})",
+    "polygon": lambda data: f"({_points_with_count(data, 0)})",
 }
 CONVERTERS: dict[str, Converter] = {
     "bool": _boolean,

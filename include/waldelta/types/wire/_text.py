@@ -14,7 +14,7 @@ from waldelta.types.wire._values import HEX, Converter, cut, joined, refuse, siz
 _UUID_DASHES = (8, 12, 16, 20)
 
 
-def _versioned(values: Messages, valid: Mask) -> ArrowArray:
+def _drop_version(values: Messages, valid: Mask) -> ArrowArray:
     versions = u1(values.bytes, values.start)
     refuse(
         values, valid & ((versions != 1) | (values.start == values.end)), "of an unknown version"
@@ -63,6 +63,6 @@ CONVERTERS: dict[str, Converter] = {
         ("text", "varchar", "bpchar", "name", "json", "unknown", "enum", "xml"),
         partial(cut, skipped=0),
     ),
-    **dict.fromkeys(("jsonb", "jsonpath"), _versioned),
+    **dict.fromkeys(("jsonb", "jsonpath"), _drop_version),
     "bytea": _bytea, "uuid": _uuid, "bit": _bits, "varbit": _bits, "char": _char,
 }  # fmt: skip

@@ -91,21 +91,21 @@ def _converter(name: str, *, is_exact: bool) -> Converter | None:
     if name.endswith(_ARRAY):
         element = name.removesuffix(_ARRAY)
         delimiter = ";" if element == "box" else ","
-        return _nested(
+        return _nested_converter(
             element,
             lambda values, valid, read: array_text(values, valid, read, delimiter),
             is_exact=is_exact,
         )
     if name in _VECTORS:
-        return _nested(_VECTORS[name], vector_text)
+        return _nested_converter(_VECTORS[name], vector_text)
     if name in _RANGES:
-        return _nested(_RANGES[name], range_text)
+        return _nested_converter(_RANGES[name], range_text)
     if name in _MULTIRANGES:
-        return _nested(_MULTIRANGES[name], multirange_text)
+        return _nested_converter(_MULTIRANGES[name], multirange_text)
     return (_EXACT.get(name) if is_exact else None) or _SCALARS.get(name)
 
 
-def _nested(
+def _nested_converter(
     inner: str,
     convert: Callable[[Messages, Mask, ElementReader], ArrowArray],
     *,

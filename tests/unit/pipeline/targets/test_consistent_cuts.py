@@ -13,7 +13,7 @@ from waldelta.jobs import Pipeline
 from waldelta.lake import local_path
 from waldelta.lake.ledger import BatchCut, TargetCut, now
 from waldelta.lake.storage import sync_commit
-from waldelta.monitoring.status import _cut
+from waldelta.monitoring.status import _newest_cut
 from waldelta.pipeline.targets.consistent_cuts import renew_cut
 
 NAMES = ("t", "u")
@@ -91,9 +91,9 @@ def test_a_version_that_was_vacuumed_is_given_by_a_later_one_of_the_same_rows(pi
     vacuum(pipeline, "t")
     with pytest.raises(StateError, match="no consistent cut can be read any more"):
         pipeline.cut()
-    assert "no consistent cut can be read any more" in _cut(job)["problem"]
+    assert "no consistent cut can be read any more" in _newest_cut(job)["problem"]
     publish(pipeline, job, 3)
-    assert _cut(job)["batch"] == 3
+    assert _newest_cut(job)["batch"] == 3
     assert read(pipeline, pipeline.cut()) == {"t": 4, "u": 8}
 
 

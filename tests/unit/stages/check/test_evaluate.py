@@ -23,7 +23,7 @@ from waldelta.stages.check.check_run import CheckHistory, has_page
 from waldelta.stages.check.constraints.constraints import CheckConstraint, DeclaredType
 from waldelta.stages.check.evaluate import (
     SuiteEvaluation,
-    _bounded,
+    _drop_costly_expectations,
     _with_profile,
     written_since,
 )
@@ -310,14 +310,20 @@ def test_more_than_an_hour_of_own_expectations_is_refused(tmp_path, monkeypatch,
     monkeypatch.setattr("waldelta.stages.check.evaluate._MOST_JUDGED", most)
     table = write(tmp_path, FINE).open()
     plan = plan_suite(state(COLUMNS), HELD, own_conditions(5))
-    bounded, few = _bounded(plan, table), plan_suite(state(COLUMNS), HELD, own_conditions(2))
+    bounded, few = (
+        _drop_costly_expectations(plan, table),
+        plan_suite(state(COLUMNS), HELD, own_conditions(2)),
+    )
     assert bounded.refused == ((refused,) if refused else ())
     left = {p.origin for p in bounded.expectations}
     assert left == ({"catalog"} if refused else {"catalog", "own"})
-    assert (_bounded(few, table), _bounded(plan, None)) == (few, plan)
+    assert (_drop_costly_expectations(few, table), _drop_costly_expectations(plan, None)) == (
+        few,
+        plan,
+    )
     if refused:
         first = replace(plan, refused=("the first",))
-        assert _bounded(first, table).refused == ("the first", refused)
+        assert _drop_costly_expectations(first, table).refused == ("the first", refused)
 
 
 @pytest.mark.parametrize(

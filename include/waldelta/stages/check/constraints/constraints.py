@@ -156,14 +156,14 @@ def read_declared_types(
         state.table_name: tuple(
             one
             for row in by_relation.get(sources[state.table_name], ())
-            if (one := _declared(state, row, landed_as_of)) is not None
+            if (one := _declared_type(state, row, landed_as_of)) is not None
         )
         for state in states
     }
     return {name: of for name, of in declared.items() if of}
 
 
-def _declared(state: TableState, row: Any, landed_as_of: int) -> DeclaredType | None:
+def _declared_type(state: TableState, row: Any, landed_as_of: int) -> DeclaredType | None:
     # Number and type are compared too: another column may have the name by now, and the target
     # follows a change of type with the next change.
     column = next((c for c in state.columns if c.name_on_source == row.name), None)

@@ -238,7 +238,7 @@ def _by_number(
 def _outcome(item: ExpectationValidationResult, planned: PlannedExpectation) -> Outcome:
     observed = item.result.get("observed_value")
     unexpected = item.result.get("unexpected_count")
-    raised = None if item.success else _raised(item.exception_info or {})
+    raised = None if item.success else _exception_text(item.exception_info or {})
     return Outcome(
         planned,
         None if raised else bool(item.success),
@@ -282,7 +282,7 @@ def _configuration(item: ExpectationValidationResult) -> ExpectationConfiguratio
     return item.expectation_config
 
 
-def _raised(info: dict[str, Any]) -> str | None:
+def _exception_text(info: dict[str, Any]) -> str | None:
     """Returns why evaluation raised; the information is of the expectation or of each metric."""
     parts = [info] if "raised_exception" in info else [*info.values()]
     messages = (
@@ -379,18 +379,18 @@ def described(item: ExpectationValidationResult) -> ResultRow:
             "configuration": configuration,
             "runtime_configuration": {"include_column_name": False},
         }
-        words = _rendered(LegacyRendererType.PRESCRIPTIVE, configuration.type, context) or [
+        words = _render(LegacyRendererType.PRESCRIPTIVE, configuration.type, context) or [
             configuration.type
         ]
     # What was observed of our kinds has the number of rows; they have no shares of values.
     if not (kind.is_ours and item.result.get("unexpected_count")):
-        words += _rendered(
+        words += _render(
             LegacyDiagnosticRendererType.UNEXPECTED_STATEMENT, configuration.type, result
         )
-    words += _rendered(LegacyDiagnosticRendererType.UNEXPECTED_TABLE, configuration.type, result)
-    observed = _rendered(
-        LegacyDiagnosticRendererType.OBSERVED_VALUE, configuration.type, result
-    ) or ["--"]
+    words += _render(LegacyDiagnosticRendererType.UNEXPECTED_TABLE, configuration.type, result)
+    observed = _render(LegacyDiagnosticRendererType.OBSERVED_VALUE, configuration.type, result) or [
+        "--"
+    ]
     mark = (
         "passed" if item.success else "warning" if configuration.severity == "warning" else "failed"
     )
@@ -398,7 +398,7 @@ def described(item: ExpectationValidationResult) -> ResultRow:
     return ResultRow(str(configuration.kwargs.get("column", "")), mark, words, observed[0])
 
 
-def _rendered(renderer: str, kind: str, context: Mapping[str, Any]) -> list[Any]:
+def _render(renderer: str, kind: str, context: Mapping[str, Any]) -> list[Any]:
     """Returns what a renderer describes, as JSON; nothing where there is none, or where it fails:
     the check's results are in the ledger.
     """

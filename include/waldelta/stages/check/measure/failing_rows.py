@@ -296,7 +296,7 @@ class IntegerKey:
             or (pc.sum(new[nulls]).as_py() or 0)
         ):
             return self
-        ranges = _joined(
+        ranges = _merge_ranges(
             zip(*(new[name].to_pylist() for name in _statistics(self._column)[:2]), strict=True)
         )
         if len(ranges) > _MOST_RANGES:
@@ -359,7 +359,7 @@ class IntegerKey:
         return int(np.count_nonzero(marks)) == count
 
 
-def _joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+def _merge_ranges(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """Returns the ranges with overlapping and adjacent ones merged."""
     joined: list[tuple[int, int]] = []
     for low, high in sorted(ranges):

@@ -187,11 +187,11 @@ def plan_references(
     """
     for key in keys:
         for referring in _targets_of(facts.states, key.table_id):
-            complete, partial = _referenced(facts.states, key)
+            complete, partial = _referenced_targets(facts.states, key)
             if not complete and not partial:
                 continue
             referenced = (complete or partial)[0]
-            reporter = _described(facts, referring.table_name, referenced.table_name)
+            reporter = _changed_target(facts, referring.table_name, referenced.table_name)
             if reporter is None:
                 continue
             obstacle = key.obstacle or (
@@ -244,7 +244,7 @@ def _targets_of(states: Mapping[str, TableState], relation_id: int) -> list[Tabl
     ]
 
 
-def _referenced(
+def _referenced_targets(
     states: Mapping[str, TableState], key: ForeignKey
 ) -> tuple[list[TableState], list[TableState]]:
     """Returns the targets that have all rows of the referenced table, and those that have some."""
@@ -270,7 +270,7 @@ def _first(obstacles: Mapping[str, object]) -> str | None:
     return next((why for why, is_so in obstacles.items() if is_so), None)
 
 
-def _described(facts: ReferenceFacts, referring: str, referenced: str) -> str | None:
+def _changed_target(facts: ReferenceFacts, referring: str, referenced: str) -> str | None:
     if referring in facts.changed:
         return referring
     there = facts.changed.get(referenced)
@@ -309,7 +309,7 @@ def _of_states(referring: TableState, referenced: TableState) -> str | None:
             referring.target_mode.keeps_rows and not referring.key_columns,
     }  # fmt: skip
     for state in (referring, referenced):
-        missing = ", ".join(sorted(_OPERATIONS - _published(state)))
+        missing = ", ".join(sorted(_OPERATIONS - _published_operations(state)))
         obstacles |= {
             f"the publications of {state.table_name} don't publish every {missing}": bool(missing),
             f"partitions of {state.table_name} were added or removed since its copy":
@@ -318,7 +318,7 @@ def _of_states(referring: TableState, referenced: TableState) -> str | None:
     return _first(obstacles)
 
 
-def _published(state: TableState) -> frozenset[str]:
+def _published_operations(state: TableState) -> frozenset[str]:
     """Returns the operations that were published both at the copy and when last read."""
     now = from_texts(state.entries)
     operations = frozenset[str]().union(*(m.publishes for m in now)) if now else _OPERATIONS
@@ -427,7 +427,7 @@ def rows_without_parent(reference: Reference, rows: Relation, parents: Relation)
     )
     keys_of_rows, keys_of_parents = (
         ", ".join(
-            f"{_compared(quote_in_template(name), comparison, padded)} as k{n}"
+            f"{_comparison_form(quote_in_template(name), comparison, padded)} as k{n}"
             for n, (name, comparison) in enumerate(zip(names, comparisons, strict=True))
         )
         for names, padded in sides
@@ -449,7 +449,7 @@ def rows_without_parent(reference: Reference, rows: Relation, parents: Relation)
     return FailingRows(counts["n"], tuple(examples))
 
 
-def _compared(column: str, comparison: Comparison, padded: Collection[Comparison]) -> str:
+def _comparison_form(column: str, comparison: Comparison, padded: Collection[Comparison]) -> str:
     """Returns a column of a key in the form that is compared, without trailing blanks where
     ``padded`` says so.
     """

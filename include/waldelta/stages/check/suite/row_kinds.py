@@ -312,7 +312,7 @@ def expect_checks(facts: TargetFacts) -> Iterator[PlannedExpectation]:
         # A row meets a constraint that is null, so the condition searches for rows where its
         # negation is true.
         read = partial(published_filter, f"(NOT {check.expression})", facts.rules.enums)
-        for condition in _translated(facts, what, read):
+        for condition in _translate_condition(facts, what, read):
             yield _satisfies(
                 f"not coalesce({condition}, false)", f"{what} holds: {check.expression}"
             )
@@ -330,7 +330,7 @@ def expect_domains(facts: TargetFacts) -> Iterator[PlannedExpectation]:
             what = f"domain constraint {check.name} of column {one.column}"
             text = f"(NOT {of_column(check.expression, one.column)})"
             read = partial(published_filter, text, facts.rules.enums)
-            for condition in _translated(plain, what, read):
+            for condition in _translate_condition(plain, what, read):
                 # A stored null may have bypassed the domain (see ``CREATE DOMAIN``).
                 holds = f"({is_null} or not coalesce({condition}, false))"
                 yield _satisfies(holds, f"{what} holds: {check.expression}")
@@ -367,16 +367,18 @@ def expect_filters(facts: TargetFacts) -> Iterator[PlannedExpectation]:
     filters = [facts.state.row_filter or EVERYTHING, *facts.state.later_filters]
     if EVERYTHING not in filters:
         text = any_filter(filters)
-        for condition in _translated(facts, "row filter", partial(published_filter, text)):
+        for condition in _translate_condition(facts, "row filter", partial(published_filter, text)):
             meaning = f"publication's row filter holds: {text}"
             yield _satisfies(condition, meaning, origin="publication")
     if (target_filter := filter_of(facts.state)) is not None:
-        for condition in _translated(facts, "target's filter", lambda: target_filter):
+        for condition in _translate_condition(facts, "target's filter", lambda: target_filter):
             meaning = f"target's filter holds: {target_filter.text}"
             yield _satisfies(condition, meaning, origin="pipeline")
 
 
-def _translated(facts: TargetFacts, what: str, read: Callable[[], RowFilter]) -> Iterator[str]:
+def _translate_condition(
+    facts: TargetFacts, what: str, read: Callable[[], RowFilter]
+) -> Iterator[str]:
     """Yields a PostgreSQL condition as Spark SQL; adds to ``omitted`` instead where there is no
     certain equivalent.
     """

@@ -341,7 +341,7 @@ def _differing(
     remove_folder(folder)  # An attempt that failed may have written the folder.
     first, read, differing = 1, 0, 0
     for number, of_bucket in enumerate(
-        _divided(runner, expected, target_rows, net_columns.key_names)
+        _divide_into_buckets(runner, expected, target_rows, net_columns.key_names)
     ):
         net = expected.net_files(number)
         extra = folder if expected.is_whole else None
@@ -366,7 +366,7 @@ def _differing(
     return rows
 
 
-def _divided(
+def _divide_into_buckets(
     runner: Runner, expected: ExpectedRows, target_rows: FileRows, key: Sequence[str]
 ) -> list[FileRows]:
     """Returns the target's rows by bucket."""

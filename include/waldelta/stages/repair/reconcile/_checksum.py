@@ -95,7 +95,7 @@ def _hash(words: Words, starts: NDArray[np.int64], lengths: NDArray[np.int64], s
     state[2] += (words[at + 8] & masks[:, 2]) << np.uint32(8)
     for target, by, bits in _FINAL:
         state[target] ^= state[by]
-        state[target] -= _rotated(state[by], bits)
+        state[target] -= _rotate(state[by], bits)
     both: NDArray[np.uint64] = state[1].astype(np.uint64) << np.uint64(32) | state[2]
     return both.view(np.int64)
 
@@ -103,11 +103,11 @@ def _hash(words: Words, starts: NDArray[np.int64], lengths: NDArray[np.int64], s
 def _mix(state: list[Any]) -> None:
     for target, by, bits, grown, added in _MIX:
         state[target] -= state[by]
-        state[target] ^= _rotated(state[by], bits)
+        state[target] ^= _rotate(state[by], bits)
         state[grown] += state[added]
 
 
-def _rotated(word: Words, bits: int) -> Words:
+def _rotate(word: Words, bits: int) -> Words:
     rotated: Words = word << np.uint32(bits) | word >> np.uint32(32 - bits)
     return rotated
 
@@ -284,11 +284,11 @@ def source_text(
         groups = [
             values[n : n + _FUNCTION_ARGUMENTS] for n in range(0, len(values), _FUNCTION_ARGUMENTS)
         ]
-        values = [_joined(group, marks) for group in groups]
-    return _joined(values, marks)
+        values = [_join_texts(group, marks) for group in groups]
+    return _join_texts(values, marks)
 
 
-def _joined(values: Sequence[sql.Composable], marks: Marks) -> sql.Composable:
+def _join_texts(values: Sequence[sql.Composable], marks: Marks) -> sql.Composable:
     return sql.SQL("pg_catalog.concat_ws({}, {})").format(
         sql.Literal(marks.between), sql.SQL(", ").join(values)
     )

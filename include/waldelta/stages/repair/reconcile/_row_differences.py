@@ -134,14 +134,14 @@ def with_columns(
     if source is None or target is None:
         return difference
     columns = [
-        ColumnDifference(name, _cut(source.shown[n], most), _cut(target.shown[n], most))
+        ColumnDifference(name, _shorten(source.shown[n], most), _shorten(target.shown[n], most))
         for n, name in enumerate(names)
         if source.exact[n] != target.exact[n]
     ]
     return replace(difference, columns=columns)
 
 
-def _cut(text: str | None, most: int) -> str | None:
+def _shorten(text: str | None, most: int) -> str | None:
     return (
         text if text is None or len(text) <= most else f"{text[:most]}… ({len(text):,} characters)"
     )

@@ -295,7 +295,7 @@ def _set_aside(
             )
         nothing = np.zeros(0, np.int64)
         return _Aside(nothing, (), nothing, 0, 0)
-    touched = list(_touched(runner, job, feeding.state, plan, ranges))
+    touched = list(_read_touched_keys(runner, job, feeding.state, plan, ranges))
     in_flight = np.unique(
         np.concatenate([np.zeros(0, np.int64), *(hashes for hashes, _ in touched)])
     )
@@ -310,14 +310,14 @@ def _set_aside(
     return _Aside(hashes, tuple(texts), on_both, len(in_flight), len(hashes) - len(in_flight))
 
 
-def _touched(
+def _read_touched_keys(
     runner: Runner, job: Job, state: TableState, plan: Fingerprint, ranges: Sequence[_Range]
 ) -> Iterator[_Keys]:
     """Yields the keys that these ranges of batches change."""
     folder = staging_folder(job.lake, "reconcile", 0, 0, f"{job.run_id} {state.table_name}")
     for seen, batches in ranges:
         if (keys := changed_keys(runner, job, seen, batches, folder)) is not None:
-            yield _hashed(keys, plan)
+            yield _hash_keys(keys, plan)
 
 
 def _lacking(job: Job, feeding: ComparedTarget, plan: Fingerprint) -> tuple[_Keys, _Keys]:
@@ -332,12 +332,12 @@ def _lacking(job: Job, feeding: ComparedTarget, plan: Fingerprint) -> tuple[_Key
     keys = {key for key in records if json.loads(key).keys() == set(plan.key)}
     outdated = {key for key in keys if records[key].outdated}
     return (
-        _hashed(named_keys(outdated, plan.key_columns), plan),
-        _hashed(named_keys(keys - outdated, plan.key_columns), plan),
+        _hash_keys(named_keys(outdated, plan.key_columns), plan),
+        _hash_keys(named_keys(keys - outdated, plan.key_columns), plan),
     )
 
 
-def _hashed(keys: pa.Table, plan: Fingerprint) -> _Keys:
+def _hash_keys(keys: pa.Table, plan: Fingerprint) -> _Keys:
     """Returns the hashes and texts of keys in the columns of named_keys()."""
     typed = [
         one_array(keys[f"k{k}"]).cast(kind.arrow) for k, (_, kind) in enumerate(plan.key_columns)

@@ -267,7 +267,7 @@ def _try_table(
         # Whether privileges suffice is checked by preflight.
         return earlier or _judge_untried(conn, publication.name, table)
     except psycopg.Error as err:
-        return _Trial(table, problem=_rejected(publication.name, table, err))
+        return _Trial(table, problem=_rejection(publication.name, table, err))
     return _stored_tables(stored)[table.id]
 
 
@@ -310,7 +310,7 @@ def _try_create(
         return read_publications(conn, [trial.name])[trial.name]
 
 
-def _rejected(publication: str, table: PublicationTable, err: psycopg.Error) -> str:
+def _rejection(publication: str, table: PublicationTable, err: psycopg.Error) -> str:
     detail = ": ".join(part for part in (err.diag.message_primary, err.diag.message_detail) if part)
     what = f"filter {table.row_filter!r}" if table.row_filter is not None else "column list"
     hint = f" ({err.diag.message_hint})" if err.diag.message_hint else ""

@@ -59,7 +59,7 @@ def judge_table(
             f" {', '.join(relation.column_names)}"
         )
         return
-    yield from _generated(where, table, source, facts, state)
+    yield from _check_generated_columns(where, table, source, facts, state)
     if not table.columns and not any(map(state.sends, relation.columns)):
         yield warning(
             f"{where}: it publishes no column, and a Delta table needs one: it gets no target, and"
@@ -122,7 +122,7 @@ def _identities(
         if leaf.relkind != "r" or leaf.persistence != "p":
             continue
         place = where if leaf.oid == relation.oid else f"{where}, partition {leaf.id}"
-        for why, remedy in _refused(state, table, relation, leaf, facts.server.version):
+        for why, remedy in _refused_writes(state, table, relation, leaf, facts.server.version):
             failing = f"{place}: {why}, so its own {operations}"
             if is_so_already:
                 yield warning(
@@ -140,7 +140,7 @@ def _identities(
             yield from _other_than_root(place, relation, leaf, is_so_already)
 
 
-def _refused(
+def _refused_writes(
     state: PublicationState,
     table: PublicationTable,
     relation: CatalogRelation,
@@ -256,7 +256,7 @@ def _unfit(relation: CatalogRelation) -> str | None:
     return next((reason for applies, reason in reasons if applies), None)
 
 
-def _generated(
+def _check_generated_columns(
     where: str,
     table: PublicationTable,
     source: TableFacts,

@@ -458,7 +458,7 @@ def judge_wheres(
                     conn, name, mapping.where, pipeline.target.types_of(name), planned
                 )
         except PrivilegeMissing as err:
-            needs = [] if mapping is None else _needed(conn, mapping)
+            needs = [] if mapping is None else _missing_grants(conn, mapping)
             findings += [lacking(f"target.tables.{name}.where: {err}", *needs)] if needs else []
         except ConfigError as err:
             findings.append(
@@ -467,7 +467,7 @@ def judge_wheres(
     return findings
 
 
-def _needed(conn: Connection, mapping: TargetSource) -> list[Grant]:
+def _missing_grants(conn: Connection, mapping: TargetSource) -> list[Grant]:
     """Returns the grants missing for analysing a filter, except those on published tables.
 
     Another finding reports those.
