@@ -188,7 +188,8 @@ def read_situation(request: PipelineRequest, scope: Scope = LAST_DAY) -> Situati
     airflow = AirflowRuns(schedule.idle_checked_at, schedule.active)
     glance = read_glance(pipeline, ledger, at, scope, airflow)
     attention = attention_of(pipeline, glance, schedule, at, scope.table)
-    in_quarantine = [item.objects for item in attention if item.waiting == "rows"]
+    first = (attention if scope.table is None else concerning(scope.table, attention))[:1]
+    in_quarantine = [item.objects for item in first if item.waiting == "rows"]
     return Situation(
         request.base,
         pipeline,
