@@ -11,9 +11,9 @@ from waldelta.stages.land.idle_check import check_idle
 
 TABLES = 5
 PACK = "lake/_waldelta/known_logs.zip"
-# One change is merged and checked by about 25 requests.
-MOST_OF_RUN, MOST_OF_IDLE_CHECK, MOST_OF_STATUS = 200, 25, 27
-MOST_OF_OLD_LEDGER = 220
+# One change is merged and checked by about 20 requests.
+MOST_OF_RUN, MOST_OF_IDLE_CHECK, MOST_OF_STATUS = 175, 25, 27
+MOST_OF_OLD_LEDGER = 195
 
 
 @pytest.fixture

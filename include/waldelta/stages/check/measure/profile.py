@@ -1,8 +1,8 @@
 """Profile: a target's row count and the distribution of its columns, measured during the check.
 
-DataFusion measures small targets, and every target whose rows are all judged. After few changes a
-larger target's profile comes from the statistics in its log, which cost no scan and have no mean.
-Spark measures what only it reads.
+Arrow measures small targets in memory, DataFusion every other target whose rows are all judged.
+After few changes a larger target's profile comes from the statistics in its log, which cost no scan
+and have no mean. Spark measures what only it reads.
 
 Where a profile departs from those of earlier runs is a profile anomaly, by median and MAD, which
 outliers don't move. A statistic departs when its distance from the median of earlier ones exceeds
