@@ -67,10 +67,12 @@ def run_tests(tier: str, tests: list[str], ends: float) -> bool:
         environment = os.environ | {_RESULTS: str(file), "WALDELTA_TESTS_ON_SPARK": "1"}
         run = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True)
         try:
-            status = run.wait(max(1, ends - time.monotonic()))
+            status, reports = run.wait(max(1, ends - time.monotonic())), file.read_text()
         except subprocess.TimeoutExpired:
+            # What is reported after the interrupt wasn't reached: pytest may call it a crash.
+            reports = file.read_text()
             status = _end(run)
-        results = dict(json.loads(line) for line in file.read_text().splitlines())
+        results = dict(json.loads(line) for line in reports.splitlines())
     for test in tests:
         print(f"{results.get(test, 'not reached'):<11} {test}")
     print(f"share of {tier}:", dict(Counter(results.get(t, "not reached") for t in tests)))
