@@ -43,7 +43,7 @@ def with_column(rows: Rows, name: str, values: pa.Array[Any] | pa.ChunkedArray[A
     return rows.set_column(rows.schema.get_field_index(name), name, values)
 
 
-def grouped(
+def group_batches(
     parts: Iterable[pa.RecordBatch], most_bytes: int, most_rows: int | None = None
 ) -> Iterator[pa.Table]:
     """Yields record batches as tables, each complete once it has this many bytes or rows."""

@@ -66,7 +66,9 @@ def warning(text: str) -> Finding:
     return Finding("warning", text)
 
 
-def merged(findings: Iterable[Finding], role: str, *, for_dba: bool = False) -> list[Finding]:
+def merge_privileges(
+    findings: Iterable[Finding], role: str, *, for_dba: bool = False
+) -> list[Finding]:
     """Returns the findings with one, with a single list of grants, for all missing privileges.
 
     ``for_dba``: without findings that the plan's SQL, run by a DBA, resolves.

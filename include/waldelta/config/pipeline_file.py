@@ -261,7 +261,7 @@ class Target(LayoutOptions):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _as_written(cls, data: Any, validate: Callable[[Any], Self]) -> Self:
+    def _store_written_root(cls, data: Any, validate: Callable[[Any], Self]) -> Self:
         target = validate(data)
         written = str(data["root"]) if isinstance(data, dict) else target.root
         target._written_root = written  # noqa: SLF001 - its own

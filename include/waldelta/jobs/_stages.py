@@ -16,7 +16,7 @@ from waldelta.permissions import private_files
 from waldelta.pipeline import Job, RunResult, StageResult, describe_error, waiting_for_locks
 from waldelta.pipeline.run_result import ReportedLag, RunFailed
 from waldelta.pipeline.targets import synced_states
-from waldelta.pipeline.targets.corrected_expectations import corrected
+from waldelta.pipeline.targets.corrected_expectations import find_corrected
 from waldelta.pipeline.targets.quarantined_rows import record_current
 from waldelta.pipeline.targets.unreadable_messages import notices
 from waldelta.postgres.publication_checks import read_unreadable
@@ -184,7 +184,9 @@ def _report_unread(job: Job, result: RunResult) -> None:
         log.warning("unreadable messages can't be listed: %s", err)
 
 
-def continued(job: Job, verb: str, *, fresh: bool, started_at: datetime | None = None) -> RunResult:
+def resume_result(
+    job: Job, verb: str, *, fresh: bool, started_at: datetime | None = None
+) -> RunResult:
     """Returns a run's result as its earlier stages recorded it, or a new one if it is ``fresh``.
 
     A run that a process began and left to an application, or that was killed later, is never fresh.
@@ -235,7 +237,9 @@ def check_stage(runner: Runner, job: Job, result: RunResult, stage: StageResult)
     changed = [name for name, table in result.tables.items() if table.changed or decided]
     edited = []
     if result.verb == "consume" and job.pipeline.quality.suites is not None:
-        edited = corrected(job, {state.table_name for state in synced_states(job)} - {*changed})
+        edited = find_corrected(
+            job, {state.table_name for state in synced_states(job)} - {*changed}
+        )
     check_tables(runner, job, result, stage, [*changed, *edited])
 
 

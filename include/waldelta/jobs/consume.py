@@ -26,8 +26,8 @@ from waldelta.jobs._stages import (
     Stage,
     all_failures,
     check_stage,
-    continued,
     report_stage,
+    resume_result,
     run_stages,
 )
 from waldelta.jobs.replay import replay
@@ -133,5 +133,5 @@ def consume(runner: Runner, job: Job, stages: Collection[str] | None = None) -> 
     if is_replay(job, stages):
         return replay(runner, job, stages)
     begins = stages is None or "land" in stages
-    result = continued(job, "consume", fresh=begins, started_at=started_at)
+    result = resume_result(job, "consume", fresh=begins, started_at=started_at)
     return run_stages(runner, job, result, CONSUME_STAGES, stages)

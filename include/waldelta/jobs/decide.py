@@ -24,7 +24,7 @@ from typing import Any
 
 from waldelta.decision_kinds import DecisionRequest
 from waldelta.errors import NeedsSync, WaldeltaError
-from waldelta.jobs._stages import Stage, all_failures, check_stage, continued, run_stages
+from waldelta.jobs._stages import Stage, all_failures, check_stage, resume_result, run_stages
 from waldelta.lake.ledger import ACCEPTED, Decisions, TableState, now, watched_rows
 from waldelta.lake.ledger.decisions import AGREED, REFUSED
 from waldelta.lsn import Lsn
@@ -75,7 +75,7 @@ def run_decide(runner: Runner, job: Job, action: str, **fields: Any) -> RunResul
         else:
             stage.detail = f"{counted(len(set(request.ids)), 'external commit')} accepted"
 
-    result = continued(job, "decide", fresh=False)
+    result = resume_result(job, "decide", fresh=False)
     stages: dict[str, Stage] = {request.action: record}
     if request.action not in _RECORDED:
         stages["check"] = check_stage

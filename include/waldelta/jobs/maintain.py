@@ -15,7 +15,7 @@ from itertools import chain
 
 from waldelta.errors import LockHeld, WaldeltaError
 from waldelta.failpoints import fault_point
-from waldelta.jobs._stages import Stage, all_failures, continued, run_stages
+from waldelta.jobs._stages import Stage, all_failures, resume_result, run_stages
 from waldelta.pipeline import Job, RunResult, StageResult, TableResult, of_table, unexpected_error
 from waldelta.pipeline.targets import synced_states
 from waldelta.pipeline.targets.consistent_cuts import renew_cut
@@ -48,7 +48,7 @@ def run_maintain(runner: Runner, job: Job) -> RunResult:
         "check": _check,
         "reports": prune_reports,
     }
-    return run_stages(runner, job, continued(job, "maintain", fresh=True), stages, None)
+    return run_stages(runner, job, resume_result(job, "maintain", fresh=True), stages, None)
 
 
 def _targets(runner: Runner, job: Job, result: RunResult, stage: StageResult) -> None:

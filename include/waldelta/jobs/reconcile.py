@@ -30,7 +30,7 @@ from waldelta.errors import (
     TargetNotWritable,
     WaldeltaError,
 )
-from waldelta.jobs._stages import Stage, all_failures, continued, report_stage, run_stages
+from waldelta.jobs._stages import Stage, all_failures, report_stage, resume_result, run_stages
 from waldelta.lake.ledger import DIFFERENT, EQUAL, REPAIRED, Reconciliation, TableState, now
 from waldelta.lake.ledger.check_records import (
     COMPARISON_FAILED,
@@ -108,7 +108,7 @@ def run_reconcile(
             raise TargetDiffers(describe_different(different, repair=order.repair))
 
     job_stages: dict[str, Stage] = {"reconcile": reconcile_stage, "report": report_stage}
-    result = continued(job, "reconcile", fresh=stages is None or "reconcile" in stages)
+    result = resume_result(job, "reconcile", fresh=stages is None or "reconcile" in stages)
     return run_stages(runner, job, result, job_stages, stages)
 
 

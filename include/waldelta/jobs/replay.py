@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from waldelta.jobs._stages import all_failures, check_stage, continued, report_stage, run_stages
+from waldelta.jobs._stages import all_failures, check_stage, report_stage, resume_result, run_stages
 from waldelta.pipeline import Job, RunResult, StageResult
 from waldelta.quantities import counted
 from waldelta.spark import Runner
@@ -52,7 +52,7 @@ def replay(
         if outcome.failures:
             raise all_failures(outcome.failures)
 
-    result = continued(job, REPLAY, fresh=stages is None or "land" in stages)
+    result = resume_result(job, REPLAY, fresh=stages is None or "land" in stages)
     job_stages = {
         "land": plan_stage,
         "apply": mend_stage,

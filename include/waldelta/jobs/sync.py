@@ -20,7 +20,7 @@ from dataclasses import replace
 from functools import partial
 
 from waldelta.errors import LockHeld, SlotUnreadable, SyncFailed
-from waldelta.jobs._stages import Stage, check_stage, continued, report_stage, run_stages
+from waldelta.jobs._stages import Stage, check_stage, report_stage, resume_result, run_stages
 from waldelta.lake.ledger import Gap
 from waldelta.pipeline import Job, RunResult, StageResult
 from waldelta.quantities import counted
@@ -62,7 +62,7 @@ def run_sync(
 
     # A retry copies what the failed attempt left; tables of that attempt are checked and reported
     # too.
-    result = continued(job, "sync", fresh=False)
+    result = resume_result(job, "sync", fresh=False)
     names = _tables_to_copy(result, tables)
     job_stages: dict[str, Stage] = {
         "sync": sync_stage,
@@ -126,7 +126,7 @@ def run_resync(
     Raises RunFailed.
     """
 
-    result = continued(job, "resync", fresh=False)
+    result = resume_result(job, "resync", fresh=False)
     names = _tables_to_copy(result, tables)
 
     def resync_stage(runner: Runner, job: Job, result: RunResult, stage: StageResult) -> None:

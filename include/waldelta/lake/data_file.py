@@ -374,7 +374,7 @@ class DataFiles(AbstractContextManager["DataFiles"]):
         self._written.append(written)
 
 
-def redefined(
+def redefine(
     table: TargetVersion,
     columns: pa.Schema,
     partition_by: Sequence[str] | None = None,

@@ -224,12 +224,12 @@ def concerning(table: str, items: Iterable[Attention]) -> tuple[Attention, ...]:
     )
 
 
-def shortened(message: str, most: int = _MOST_SHOWN) -> str:
+def shorten(message: str, most: int = _MOST_SHOWN) -> str:
     """Returns a message in one line, without its middle if it is long: the remedy is at its end.
 
-    >>> shortened("2 tables not synced:\\n  - a: run setup")
+    >>> shorten("2 tables not synced:\\n  - a: run setup")
     '2 tables not synced: - a: run setup'
-    >>> shortened("the slot is lost: run resync", 20)
+    >>> shorten("the slot is lost: run resync", 20)
     'the slot … un resync'
     """
     line = " ".join(message.split())

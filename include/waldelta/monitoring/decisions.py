@@ -57,7 +57,8 @@ _OF_ONE = ("run_id", "table_name", "kind", "status", "by", "why", "upto_lsn")
 
 
 def read_open(ledger: Ledger, keys: pa.Table) -> list[Decision]:
-    """Returns the quarantine records of some of these keys, in their order.
+    """Returns the quarantine records of the rows with these keys that still wait, in the keys'
+    order.
 
     Pass only a few keys, because each becomes an object.
     """

@@ -35,7 +35,7 @@ from waldelta.monitoring.attention import (
     Attention,
     AttentionLevel,
     on_names,
-    shortened,
+    shorten,
     worst_first,
 )
 from waldelta.monitoring.check_results import read_latest_checks
@@ -50,7 +50,7 @@ from waldelta.monitoring.run_history import (
     lag_points,
     latest_run,
     lines_of,
-    parsed,
+    parse_result,
     read_runs,
     results_of,
     scan_runs,
@@ -240,7 +240,7 @@ def _runs_with_same_failure(ledger: Ledger, landing: Sequence[RunLine]) -> Itera
     of_runs = pc.field("run_id").isin([run.run_id for run in failed])
     rows = ledger.table(Run).scan(("at", "verb", "run_id", "result"), failed[-1].at, of_runs)
     causes = {
-        (row["verb"], row["run_id"]): (parsed(row["result"]).get("error") or {}).get("class")
+        (row["verb"], row["run_id"]): (parse_result(row["result"]).get("error") or {}).get("class")
         for row in last_rows(rows, ["verb", "run_id"]).to_pylist()
     }
     first = causes.get((failed[0].verb, failed[0].run_id))
@@ -400,7 +400,7 @@ def _of_failed(
     error = results(run).get("error") or {}
     cause = error.get("class")
     if cause not in explained:
-        message = shortened(str(error.get("message") or ""))
+        message = shorten(str(error.get("message") or ""))
         why = f": {cause}: {message}" if message else ""
         page = ("run", run.verb, run.run_id)
         yield Attention(severity, kind, text + why, page, cause=cause or "")

@@ -29,7 +29,7 @@ from waldelta.monitoring.check_results import (
     read_failed_in_run,
 )
 from waldelta.monitoring.decisions import read_of_run
-from waldelta.monitoring.run_history import LANDING, RunLine, parsed, read_result, read_runs
+from waldelta.monitoring.run_history import LANDING, RunLine, parse_result, read_result, read_runs
 from waldelta.monitoring.stopped_tables import unmet_in_run
 from waldelta.monitoring.table_list import copied_rows, latest_states, read_operations
 from waldelta.pipeline import SourceLoad, StageResult, TableResult
@@ -204,7 +204,7 @@ def read_work(ledger: Ledger, lines: Sequence[RunLine]) -> dict[RunKey, str]:
     for row in last_rows(rows, ["verb", "run_id"]).to_pylist():
         key = (row["verb"], row["run_id"])
         if key not in work:
-            tables = parsed(row["result"]).get("tables") or {}
+            tables = parse_result(row["result"]).get("tables") or {}
             work[key] = _rows_in_words(row["verb"], tables, copied.get(key, {}))
     return work
 

@@ -133,10 +133,10 @@ def read_result(
 ) -> dict[str, Any] | None:
     """Returns the latest result of a run, or None; ``since`` shortens the search."""
     rows = ledger.table(Run).scan(("at", "result"), since, of_run(run_id, verb))
-    return parsed(rows["result"][-1].as_py()) if rows.num_rows else None
+    return parse_result(rows["result"][-1].as_py()) if rows.num_rows else None
 
 
-def parsed(text: str | None) -> dict[str, Any]:
+def parse_result(text: str | None) -> dict[str, Any]:
     """Returns a result from the ledger's text; empty when it isn't JSON of a run."""
     try:
         result = parse_json(text or "{}")

@@ -17,7 +17,7 @@ from waldelta.errors import StateError, WaldeltaError
 from waldelta.lake.ledger import Decisions, Gap, Ledger, SlotReading, now
 from waldelta.lake.ledger.records import row_of
 from waldelta.lsn import Lsn
-from waldelta.monitoring.attention import SLOT_WORDS, Attention, shortened
+from waldelta.monitoring.attention import SLOT_WORDS, Attention, shorten
 from waldelta.monitoring.decisions import read_waiting
 from waldelta.monitoring.overview import Glance, recorded_drift
 from waldelta.monitoring.run_history import LANDING, RunLine, read_result
@@ -123,7 +123,7 @@ def of_live_slot(job: Job) -> Iterator[Attention]:
         yield Attention(
             "failed",
             "source",
-            f"the source doesn't answer: {kind}: {shortened(str(err))}",
+            f"the source doesn't answer: {kind}: {shorten(str(err))}",
             cause=kind,
         )
         return

@@ -62,13 +62,14 @@ _FIRST_ROW = 1_000
 class RehearsalOptions:
     """How a rehearsal runs: the server and role of the migration, and the time for a statement.
 
-    ``changed`` is a pipeline file that setup follows after the migration, with its path.
+    ``edited_file`` is the path and content of a pipeline file that setup runs with after the
+    migration.
     """
 
     scratch_dsn: str | None = None
     role: str | None = None
     statement_timeout_s: float = 60.0
-    changed: tuple[Path, PipelineFile] | None = None
+    edited_file: tuple[Path, PipelineFile] | None = None
 
 
 def rehearse(
@@ -94,8 +95,10 @@ def rehearse(
             log.info("PostgreSQL %s: loading the schema", scratch.version)
             notes = stage.prepare(production, runner)
             steps = list(stage.run(migration, runner))
-            if options.changed is not None and not any(step.verdict == "error" for step in steps):
-                steps.append(stage.follow(*options.changed, runner))
+            if options.edited_file is not None and not any(
+                step.verdict == "error" for step in steps
+            ):
+                steps.append(stage.follow(*options.edited_file, runner))
     if production.version not in (None, scratch.version):
         notes.append(f"the source is PostgreSQL {production.version}, the scratch server isn't")
     return Report(file.pipeline, f"PostgreSQL {scratch.version}", steps, notes)

@@ -77,7 +77,7 @@ def scratch_database(version: int | None, dsn: str | None = None) -> Iterator[Sc
     """
     _remove_abandoned_folders()
     database = f"waldelta_rehearsal_{os.getpid()}_{secrets.token_hex(4)}"
-    with _removed_folder(dsn, database) as folder:
+    with _temporary_folder(dsn, database) as folder:
         yield _create_database(_start(folder, version) if dsn is None else dsn, database, folder)
 
 
@@ -161,7 +161,7 @@ def _lock_folder(folder: Path, mode: int) -> Iterator[int]:
 
 
 @contextmanager
-def _removed_folder(dsn: str | None, database: str) -> Iterator[Path]:
+def _temporary_folder(dsn: str | None, database: str) -> Iterator[Path]:
     """Yields a new folder, which another process removes with the database, as soon as this one
     leaves the block or ends.
     """

@@ -49,8 +49,8 @@ from waldelta.slot.read.peek import (
     name_of_copy,
     peek_error,
     short_name,
-    whole,
     with_options,
+    without_streaming,
 )
 from waldelta.slot.slot import missing_slot
 
@@ -164,7 +164,7 @@ def _mismatch(
 
 
 def _slot_messages(connection: Connection, source: Source, upto: int) -> Transactions:
-    return counted(connection, "peek", whole(source), Lsn(upto))
+    return count_messages(connection, "peek", without_streaming(source), Lsn(upto))
 
 
 # A message that isn't transactional gets kind 0: it may come after the last transaction, or between
@@ -208,7 +208,7 @@ _XID_PREPARED = (
 BINARY_COUNT_FROM = 100_000
 
 
-def counted(connection: Connection, verb: str, source: Source, upto: Lsn) -> Transactions:
+def count_messages(connection: Connection, verb: str, source: Source, upto: Lsn) -> Transactions:
     """Returns the counts of the messages that a call of the slot's functions returns up to a
     position; the server counts them.
 
@@ -418,7 +418,7 @@ def _get_verified(
         if consumed is None:
             _check_alone(connection, move)
     if consumed is None:
-        consumed = counted(connection, "get", whole(source), Lsn(move.lsn))
+        consumed = count_messages(connection, "get", without_streaming(source), Lsn(move.lsn))
     fault_point("consume.got")
     if not agree(connection, consumed, landed):
         differs = (
@@ -480,7 +480,7 @@ def _get_in_binary(
                 " consumed: the changes have landed; run again"
             )
         try:
-            return counted(
+            return count_messages(
                 session, "get", with_options(source, streaming="off", binary=True), Lsn(move.lsn)
             )
         except psycopg.Error as err:  # The slot moves only after the last message.

@@ -118,7 +118,7 @@ def fetch_delta_jars(folder: Path) -> None:
         return
     log.info("fetching the jars of %s into %s", artifact, folder)
     make_jars_folder(folder)
-    with resolved(artifact) as downloaded:
+    with resolve_packages(artifact) as downloaded:
         main = _main_jar(artifact)
         jars = {jar for pattern in WANTED for jar in downloaded.glob(f"{pattern}.jar")}
         for jar in jars:
@@ -213,7 +213,7 @@ def make_jars_folder(folder: Path) -> None:
 
 
 @contextmanager
-def resolved(*packages: str, excluded: Sequence[str] = ()) -> Iterator[Path]:
+def resolve_packages(*packages: str, excluded: Sequence[str] = ()) -> Iterator[Path]:
     """Download Maven packages and what they depend on; yields the folder with all their jars.
 
     Ivy checks the sums, and the folder is deleted at the end. ``excluded`` are packages without a
@@ -327,7 +327,7 @@ def _fetch(store: Store, delta_jars: Path, folder: Path) -> None:
         return
     log.info("fetching the jars of %s into %s", folder.name, folder)
     make_jars_folder(folder)
-    with resolved(*store.packages, excluded=store.excluded) as downloaded:
+    with resolve_packages(*store.packages, excluded=store.excluded) as downloaded:
         # Empty until all jars are there: a killed download is repeated, in a folder known as own.
         stamp.write_text("")
         remove_jars(folder, (Path(LOG_STORE_JAR).stem, *store.patterns))

@@ -26,7 +26,7 @@ from waldelta.config.pipeline_folder import PipelineFolder, pipelines_folder
 from waldelta.errors import WaldeltaError, stack_without_values
 from waldelta.lake import Lake
 from waldelta.lake.ledger import Ledger
-from waldelta.monitoring.attention import KINDS, Attention, shortened, worst_first
+from waldelta.monitoring.attention import KINDS, Attention, shorten, worst_first
 from waldelta.monitoring.check_results import read_failed
 from waldelta.monitoring.overview import (
     OVERVIEW,
@@ -84,7 +84,7 @@ def evaluate(task: Any, at: datetime, since: datetime | None) -> list[Evaluation
         Attention(
             "failed",
             "pipeline_file",
-            f"{path.name} can't be read: {shortened(str(error))}",
+            f"{path.name} can't be read: {shorten(str(error))}",
             objects=(path.name,),
         )
         for path, error in folder.refused.items()
@@ -201,7 +201,7 @@ def _of_failed_runs(
 def _reason(err: BaseException) -> str:
     """Returns an error's class; its message only if it is waldelta's own."""
     kind = type(err).__name__
-    return f"{kind}: {shortened(str(err))}" if isinstance(err, WaldeltaError) else kind
+    return f"{kind}: {shorten(str(err))}" if isinstance(err, WaldeltaError) else kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,7 +335,7 @@ def compare(
                 "at": former["at"] if former and state is None else at.isoformat(),
                 "severity": item.severity,
                 "cause": item.cause,
-                "text": shortened(item.only([name] if name else []).text, _MOST_STORED),
+                "text": shorten(item.only([name] if name else []).text, _MOST_STORED),
             }
         alerts += [
             Alert(state, item.only(list(filter(None, times))), min(times.values()))

@@ -304,14 +304,14 @@ def message_of(pipeline: str, alerts: Sequence[Alert], base_url: str) -> Message
 
 def _line(pipeline: str, alert: Alert, base_url: str) -> Line:
     item = alert.attention
-    line = Line(alert.state, replace(item, text=as_one_entry(_safe(item))), alert.since)
+    line = Line(alert.state, replace(item, text=as_one_entry(_safe_text(item))), alert.since)
     if alert.state == "recovered":
         return line
     return replace(line, remedy=KINDS[item.kind].remedy, url=_page(base_url, pipeline, item))
 
 
-def _safe(item: Attention) -> str:
-    """Returns the text without the message of an error that isn't waldelta's own.
+def _safe_text(item: Attention) -> str:
+    """Returns the item's text without the message of an error that isn't waldelta's own.
 
     Such a message may contain a secret or a row's value.
     """

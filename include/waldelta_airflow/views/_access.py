@@ -24,7 +24,7 @@ from waldelta.config import DagKind, PipelineFile, dag_id_of
 from waldelta.errors import ConfigError, LakeError, WaldeltaError
 from waldelta.lake import READ_FAILURES, local_path
 from waldelta.lake.ledger import Ledger
-from waldelta.monitoring.attention import shortened
+from waldelta.monitoring.attention import shorten
 from waldelta.monitoring.decisions import count_waiting
 from waldelta_airflow._connections import pipeline_lake
 from waldelta_airflow.views._installed_pipelines import (
@@ -203,4 +203,4 @@ def reason(err: BaseException, pipeline: PipelineFile) -> str:
     """
     message = str(err) if isinstance(err, WaldeltaError) else str(err).partition("\n")[0]
     message = message.replace(f"{local_path(pipeline.target.root) or pipeline.target.root}/", "")
-    return f"{type(err).__name__}: {shortened(message)}"
+    return f"{type(err).__name__}: {shorten(message)}"

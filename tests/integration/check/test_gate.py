@@ -32,7 +32,7 @@ from waldelta.monitoring.stopped_tables import read_stopped
 from waldelta.monitoring.table_list import read_changed
 from waldelta.pipeline import RunResult, TableResult
 from waldelta.pipeline.run_result import RunFailed
-from waldelta.pipeline.targets.corrected_expectations import corrected
+from waldelta.pipeline.targets.corrected_expectations import find_corrected
 from waldelta.pipeline.targets.quarantined_rows import (
     discard_quarantined,
     list_quarantined,
@@ -837,11 +837,11 @@ def test_a_corrected_expectation_is_judged_again(gated, database):
     with pytest.raises(RunFailed) as failed:
         checked(made, "first")
     assert changed_targets(failed.value.result.document()) == {}
-    assert corrected(enabled(made), ["public.t", "public.u"]) == []
+    assert find_corrected(enabled(made), ["public.t", "public.u"]) == []
     made.own(RULE.format("warn").replace("min_value: 0", "min_value: -5"))
-    assert corrected(enabled(made), ["public.t", "public.u"]) == ["public.t"]
+    assert find_corrected(enabled(made), ["public.t", "public.u"]) == ["public.t"]
     seen = check_idle(enabled(made))
     assert (seen.has_work, "public.t" in seen.reason) == (True, True)
     done = checked(made, "second")
     assert list(changed_targets(done.document())) == ["public.t"]
-    assert (made.failed(), corrected(enabled(made), ["public.t"])) == (0, [])
+    assert (made.failed(), find_corrected(enabled(made), ["public.t"])) == (0, [])

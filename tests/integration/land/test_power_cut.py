@@ -34,7 +34,7 @@ def test_nothing_is_built_on_what_a_power_cut_could_take_back(
         return checked
 
     for module, name in (
-        (waldelta.slot.acknowledge, "counted"),
+        (waldelta.slot.acknowledge, "count_messages"),
         (waldelta.slot.acknowledge, "_advance"),
     ):
         moved = before("move", "_waldelta/[cs][hl]*", getattr(module, name))  # changes, slot_moves

@@ -9,7 +9,7 @@ from waldelta.jobs.consume import consume
 from waldelta.lake.ledger import now
 from waldelta.postgres.server_position import read_position
 from waldelta.slot.health import oldest_unread
-from waldelta.slot.read.peek import call, whole
+from waldelta.slot.read.peek import call, without_streaming
 from waldelta.stages.land.drain import drain
 from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.sync.sync import sync
@@ -72,13 +72,13 @@ def test_an_abort_of_what_was_never_streamed(runner, database, lake, name):
 
     fail_to_load(database)
     database.execute("create table other(id int)")  # commits, and so the abort is flushed
-    assert kinds(database, whole(source)) == b"A" * ABORTS
+    assert kinds(database, without_streaming(source)) == b"A" * ABORTS
     seen = check_idle(job)
     assert (seen.has_work, seen.reason) == (False, "no changes")
 
     began = now()
     database.execute("insert into t values (1, 'behind the aborts')")
-    assert kinds(database, whole(source)) == b"A" * ABORTS + b"BRIC"
+    assert kinds(database, without_streaming(source)) == b"A" * ABORTS + b"BRIC"
     assert check_idle(job).has_work
     upto = read_position(database.connection).flush_lsn
     with job.source.connect("test") as connection:

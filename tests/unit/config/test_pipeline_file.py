@@ -19,7 +19,7 @@ from waldelta.errors import ConfigError
 from waldelta.lake import Lake
 from waldelta.lake.ledger import Ledger, Run, now
 from waldelta.pgoutput.message_kinds import protocol_version
-from waldelta.slot.read.peek import most_messages, plugin_options, whole
+from waldelta.slot.read.peek import most_messages, plugin_options, without_streaming
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -57,7 +57,9 @@ def test_the_lowest_version_that_serves(options, version, sent):
     names = plugin_options(chosen)
     expected = {"proto_version": str(version), "publication_names": '"p"'} | sent
     assert dict(zip(names[::2], names[1::2], strict=True)) == expected
-    assert protocol_version(whole(chosen).options) == (3 if options.get("two_phase") else 1)
+    assert protocol_version(without_streaming(chosen).options) == (
+        3 if options.get("two_phase") else 1
+    )
     assert most_messages(chosen, 8) == (None if "streaming" in sent else 10)
 
 

@@ -10,7 +10,7 @@ from tests.support.bookkeeping import read_expectation_results
 from tests.support.pipelines import job_of, whole_database
 from waldelta.changes.merge.target_table import CopyCommit
 from waldelta.errors import ApplyError, LateWriter, LockHeld, StateError, SyncFailed
-from waldelta.jobs._stages import check_stage, continued, run_stages
+from waldelta.jobs._stages import check_stage, resume_result, run_stages
 from waldelta.jobs.consume import consume
 from waldelta.jobs.sync import run_sync
 from waldelta.lake import Lake
@@ -144,12 +144,12 @@ def test_an_attempt_that_slept_while_the_next_one_did_the_work_says_nothing_of_t
         run_stages(
             RUNNER,
             job,
-            continued(job, "consume", fresh=False),
+            resume_result(job, "consume", fresh=False),
             dict.fromkeys(NAMES, sleep),
             ["apply"],
         )
     assert [told.status for told in job.ledger.runs()] == ["running", "succeeded"]
-    assert continued(job, "consume", fresh=False).status == "succeeded"
+    assert resume_result(job, "consume", fresh=False).status == "succeeded"
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["its result", "whether it is a replay"])

@@ -16,7 +16,7 @@ from waldelta.arrow import one_array
 from waldelta.changes.stage.net_files import small_rows
 from waldelta.errors import without_values
 from waldelta.lake import READ_FAILURES, DeltaTarget, Overtaken, Tag, TargetVersion, replace_by_rows
-from waldelta.lake.data_file import redefined
+from waldelta.lake.data_file import redefine
 from waldelta.lake.delta_statements import needs_mapping
 from waldelta.lake.layout import divides
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
@@ -64,7 +64,7 @@ def reshape_small(
     fields = [*_fields(table.schema, evolution.columns, types), *map(table.schema.field, further)]
     table.list_features(pa.schema(fields))
     partition_by = partitions_after(table, evolution, types)
-    redefinition = redefined(table, pa.schema(fields), partition_by, evolution.names)
+    redefinition = redefine(table, pa.schema(fields), partition_by, evolution.names)
     if redefinition is None:
         return False
     rows = _reshape_rows(table, evolution, types, further, redefinition.layout.schema)

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from waldelta.arrow import Bools, Ints, grouped, table_of
+from waldelta.arrow import Bools, Ints, group_batches, table_of
 from waldelta.errors import StagedLost
 from waldelta.lake import (
     MOST_DRIVER_BYTES,
@@ -294,7 +294,7 @@ def small_rows(table: TargetVersion) -> pa.Table | None:
 
 def parts_at_once(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
     """Yields record batches as tables of the size that is processed at once."""
-    return grouped(rows, PART_BYTES, ROWS_PER_PART)
+    return group_batches(rows, PART_BYTES, ROWS_PER_PART)
 
 
 def chosen_rows(

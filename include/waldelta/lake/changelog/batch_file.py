@@ -19,7 +19,7 @@ import tenacity
 from deltalake.exceptions import CommitFailedError
 from pyarrow.fs import FileSelector
 
-from waldelta.arrow import grouped, with_column
+from waldelta.arrow import group_batches, with_column
 from waldelta.errors import LateWriter
 from waldelta.lake.data_file import DataFile
 from waldelta.lake.delta_log import Tag
@@ -322,7 +322,7 @@ class BatchFiles:
         kinds = (OSError, pa.ArrowException)
         named_errors = partial(named_write_errors, self.place.uri, "Spark's tasks", _KEPT, kinds)
         with DataFile(self.place.files, schema, prefix, _LAYOUT, STATISTICS) as file:
-            for group in grouped(parts, BATCH_ROW_GROUP_BYTES):
+            for group in group_batches(parts, BATCH_ROW_GROUP_BYTES):
                 with named_errors():
                     file.write(group)
                 del group  # The group would stay in memory while the next one is collected.

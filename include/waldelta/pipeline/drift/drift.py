@@ -21,7 +21,7 @@ from waldelta.pipeline.drift.catalog_state import CatalogTable
 from waldelta.pipeline.drift.repair_plan import Repair, entered_columns, moved_leaves, reattached
 from waldelta.pipeline.drift.unsent_changes import replaced_files
 from waldelta.pipeline.targets import ReplicatedTarget, column_states, filter_of
-from waldelta.pipeline.targets.target_sources import both
+from waldelta.pipeline.targets.target_sources import combine_filters
 from waldelta.postgres import PublishedTable
 from waldelta.postgres.publication_membership import (
     from_texts,
@@ -61,7 +61,7 @@ def find_drift(
     source in the catalogs.
     """
     table, mapping = target.table, target.mapping
-    where = both(mapping.constraint, pipeline.target.where_of(state.table_name))
+    where = combine_filters(mapping.constraint, pipeline.target.where_of(state.table_name))
     state = _with_made_leaves(state, catalog, mapping.late)
     renamed = _renamed_filter(state, table)
     base_state = replace(state, row_filter=renamed) if renamed else state

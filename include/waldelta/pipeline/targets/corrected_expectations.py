@@ -26,7 +26,7 @@ _OWN_UNMET = ((pc.field("origin") == "own") | (pc.field("expectation") == CAN_BE
 )
 
 
-def corrected(job: Job, tables: Iterable[str]) -> list[str]:
+def find_corrected(job: Job, tables: Iterable[str]) -> list[str]:
     """Returns which of these targets failed their last check by expectations edited since.
 
     Each idle check asks, so the results of a target are read only if an own expectation of it has

@@ -364,7 +364,7 @@ def _with_source(
         if there is not None and relation.oid not in there.ancestors:
             continue
         constraint, partition = (there.constraint, there.oid) if there is not None else (None, None)
-        condition, unread = both(constraint, where), there is not None and there.unread
+        condition, unread = combine_filters(constraint, where), there is not None and there.unread
         yield (
             name,
             TargetSource(
@@ -443,10 +443,10 @@ def read_target_filter(
     return row_filter
 
 
-def both(constraint: str | None, where: str | None) -> str | None:
+def combine_filters(constraint: str | None, where: str | None) -> str | None:
     """Combine a partition's constraint and a filter into one filter.
 
-    >>> both("(a > 1)", "b or c")
+    >>> combine_filters("(a > 1)", "b or c")
     '((a > 1)) and (b or c\\n)'
     """
     if constraint is None or where is None:

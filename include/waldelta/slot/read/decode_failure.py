@@ -30,7 +30,7 @@ from waldelta.postgres.walsender import stream_slot
 from waldelta.server_errors import sqlstate as codes
 from waldelta.server_errors.sqlstate import ServerError
 from waldelta.server_errors.texts import DECODED_POSITION
-from waldelta.slot.read.peek import PeekBound, call, peek_error, plugin_options, whole
+from waldelta.slot.read.peek import PeekBound, call, peek_error, plugin_options, without_streaming
 
 log = logging.getLogger(__name__)
 
@@ -157,7 +157,7 @@ class Reading:
         """
         if type(err) is not SourceError:  # The error has a name of its own.
             raise err
-        self.source, self._upto, self._most = whole(self.source), None, None
+        self.source, self._upto, self._most = without_streaming(self.source), None, None
 
         ask = partial(_read_whole, self.job, self.source, bound)
         first = ask(1)

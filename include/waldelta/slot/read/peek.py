@@ -253,7 +253,7 @@ def _statement(source: Source, bound: PeekBound) -> str:
     is_complete = _IS_COMPLETE.format(**CODES)
     if not source.options.messages:
         return _COMPLETE.format(changes=changes, is_complete=is_complete)
-    plain = call("peek", whole(source), bound.upto_lsn, bound.upto_nchanges, columns)
+    plain = call("peek", without_streaming(source), bound.upto_lsn, bound.upto_nchanges, columns)
     return _COMPLETE_WITH_MESSAGES.format(
         changes=changes, whole=plain, is_complete=is_complete, message=CODES["message"]
     )
@@ -263,7 +263,7 @@ def call(verb: str, source: Source, upto_lsn: Lsn, upto_nchanges: int | None, se
     """Returns a call of ``pg_logical_slot_{peek,get}_binary_changes`` as SQL; values are quoted
     literals.
 
-    ``whole(source)`` instead of a source keeps open transactions out of the answer.
+    ``without_streaming(source)`` instead of a source keeps open transactions out of the answer.
     """
     template = sql.SQL(
         "select {select} from pg_catalog.{function}({slot}, {lsn}::pg_lsn, {nchanges}, {options})"
@@ -278,7 +278,7 @@ def call(verb: str, source: Source, upto_lsn: Lsn, upto_nchanges: int | None, se
     ).as_string()
 
 
-def whole(source: Source) -> Source:
+def without_streaming(source: Source) -> Source:
     """Returns the source without streaming: each transaction comes once, in one piece, when
     complete.
     """

@@ -76,7 +76,7 @@ class Overlap:
                     reached = self._apply_upto(upto, self)
                     with self._lock:
                         self._waiting = [batch for batch in self._waiting if batch.batch > reached]
-                elif self._rests(waiting):
+                elif self._is_idle(waiting):
                     return
         except Exception as err:
             unnamed = not isinstance(err, WaldeltaError)
@@ -87,9 +87,10 @@ class Overlap:
         with self._lock:
             return [] if self._is_over else list(self._waiting)
 
-    def _rests(self, judged: Sequence[Landed]) -> bool:
-        """Returns whether no batch has landed since these were judged; the next batch then
-        resumes.
+    def _is_idle(self, judged: Sequence[Landed]) -> bool:
+        """Returns whether no batch has landed since these were judged.
+
+        If none has, the work ends here, and the next batch that lands begins it again.
         """
         with self._lock:
             if self._is_over or len(self._waiting) <= len(judged):

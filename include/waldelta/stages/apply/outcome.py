@@ -16,7 +16,7 @@ from waldelta.pipeline.targets import TargetSource
 from waldelta.pipeline.targets.lifecycle import NOT_PUBLISHED
 from waldelta.postgres.publication_checks import Unpublished
 from waldelta.quantities import counted
-from waldelta.stages.sync.skipped_copy import stopped
+from waldelta.stages.sync.skipped_copy import no_changes_reason
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +117,7 @@ class Applied:
             self.outdated[name] = str(err)
         else:
             if isinstance(err, NeedsSync) and not target.copies(name):
-                err = SchemaChanged(stopped(name, str(err)))
+                err = SchemaChanged(no_changes_reason(name, str(err)))
             elif isinstance(err, NeedsSync) and target.recopies(name):
                 err = SchemaChanged(
                     f"{err}: a new copy drops columns that an operator decided to keep, so its"

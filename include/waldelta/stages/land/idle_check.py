@@ -41,7 +41,7 @@ from waldelta.pipeline.targets import (
     record_removed,
     requiring,
 )
-from waldelta.pipeline.targets.corrected_expectations import corrected
+from waldelta.pipeline.targets.corrected_expectations import find_corrected
 from waldelta.pipeline.targets.lifecycle import copied_by_runs, never_copied, states_to_apply
 from waldelta.pipeline.targets.target_sources import read_target_sources
 from waldelta.postgres import LockedTables, ServerPosition, limited, read_around, read_oldest_xid
@@ -51,7 +51,13 @@ from waldelta.slot.acknowledge import first_message, move_idle_slot
 from waldelta.slot.gaps import gaps_recorded
 from waldelta.slot.health import critical, log_warnings, slot_warnings
 from waldelta.slot.read.decode_failure import Reading
-from waldelta.slot.read.peek import PeekBound, ReadRequest, end_old_backends, peek_error, whole
+from waldelta.slot.read.peek import (
+    PeekBound,
+    ReadRequest,
+    end_old_backends,
+    peek_error,
+    without_streaming,
+)
 from waldelta.slot.recovery import Recovered, check_unmoved, recover, slot_move
 from waldelta.slot.standby import check_slot, check_system, slot_position, standby_warnings
 from waldelta.stages.setup.new_tables import adopt_or_report
@@ -179,7 +185,7 @@ def _reason_to_run(
     timeout_s = min(timeout_s, job.pipeline.batch.statement_timeout_s)
     # The slot is read without streaming, because an open transaction alone is no work, however
     # large.
-    source = whole(job.pipeline.source)
+    source = without_streaming(job.pipeline.source)
     try:
         with limited(connection, "statement_timeout", timeout_s):
             message = first_message(connection, source, upto)
@@ -267,7 +273,7 @@ def _remaining_work(
     replicated = [with_leaves(state, published) for state in states_to_apply(all_lifecycles)]
     if behind := _behind(job, identity, change_log, replicated):
         return f"landed changes wait for {', '.join(behind)}"
-    if edited := corrected(job, [state.table_name for state in replicated]):
+    if edited := find_corrected(job, [state.table_name for state in replicated]):
         return f"expectations were edited since they failed: {', '.join(edited)}"
     if waiting := [*requiring(all_lifecycles, RequiredAction.COPY), *adopted]:
         return f"a new copy is needed: {', '.join(lifecycle.table_name for lifecycle in waiting)}"

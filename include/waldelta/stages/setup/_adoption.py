@@ -16,7 +16,7 @@ import psycopg
 from waldelta.config import PipelineFile, Publication
 from waldelta.config.pipeline_file import TargetTable
 from waldelta.errors import SourceError
-from waldelta.findings import Finding, merged, problem, sql_name
+from waldelta.findings import Finding, merge_privileges, problem, sql_name
 from waldelta.lake.ledger import TableState
 from waldelta.pipeline import Job
 from waldelta.pipeline.targets.target_sources import sources
@@ -135,7 +135,10 @@ class _Adoption:
     def _refusal(self) -> str | None:
         """Returns why setup would refuse the table, or what the role lacks; None if nothing."""
         problems = [finding for finding in self._judge() if finding.severity == "problem"]
-        texts = [f.text for f in merged(problems, sql_name(self.facts.server.role), for_dba=True)]
+        texts = [
+            f.text
+            for f in merge_privileges(problems, sql_name(self.facts.server.role), for_dba=True)
+        ]
         owners = "; ".join(finding.text for finding in problems if finding.lacks == "ownership")
         # A DBA could run the statement although the application's own statements would then fail.
         if owners and all(finding.lacks is not None for finding in problems):

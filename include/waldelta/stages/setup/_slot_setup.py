@@ -50,7 +50,7 @@ from waldelta.postgres.publication_membership import (
 )
 from waldelta.quantities import first_of, size
 from waldelta.slot.acknowledge import kept_copy, named_use
-from waldelta.slot.read.peek import call, whole
+from waldelta.slot.read.peek import call, without_streaming
 from waldelta.slot.slot import (
     CREATE_TIMEOUT_S,
     PLUGIN,
@@ -466,7 +466,9 @@ def _read_all(conn: Connection, source: Source, names: Sequence[str]) -> None:
     ((flushed,),) = conn.execute(f"select ({READABLE_LSN})::text".encode()).fetchall()
     conn.execute(f"set statement_timeout = '{TRIAL_S}s'".encode())
     with named_use(source.slot):
-        conn.execute(call("peek", whole(trial), Lsn.parse(flushed), None, "count(*)").encode())
+        conn.execute(
+            call("peek", without_streaming(trial), Lsn.parse(flushed), None, "count(*)").encode()
+        )
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from waldelta.catalogs.register import check_rights, judge_catalog
 from waldelta.config import Publication, Source
 from waldelta.errors import PreflightFailed, PrivilegeMissing, SlotMissing, SourceError, TableBusy
 from waldelta.failpoints import fault_point
-from waldelta.findings import Finding, merged, on_one_line, problem, sql_name, warning
+from waldelta.findings import Finding, merge_privileges, on_one_line, problem, sql_name, warning
 from waldelta.lake import check_writable
 from waldelta.permissions import private_files
 from waldelta.pipeline import AdvisoryLock, Job, slot_lock
@@ -131,7 +131,7 @@ class SetupPlan:
 
         ``for_dba``: without findings that the plan's SQL resolves.
         """
-        return merged(self.findings, self.role, for_dba=for_dba)
+        return merge_privileges(self.findings, self.role, for_dba=for_dba)
 
     @property
     def is_empty(self) -> bool:

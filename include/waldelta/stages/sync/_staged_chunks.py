@@ -69,8 +69,8 @@ Files = list[dict[str, Any]]
 WriteRows = Callable[[str, Iterator[pa.RecordBatch]], Files]
 
 
-def why_not_recorded(job: Job, table: PublishedTable) -> str | None:
-    """Returns why a copy of the table can't be continued, or None when it can."""
+def why_not_resumable(job: Job, table: PublishedTable) -> str | None:
+    """Returns why a later attempt can't resume a copy of the table, or None when it can."""
     if not table.key_columns:
         return "it has no key"
     if "n" in {table.replica_identity, *(leaf.replica_identity for leaf in table.leaves)}:
@@ -384,7 +384,7 @@ def stage_copy(
     return expected, sum(file["rows"] for file in files)
 
 
-def continued(
+def resume_copy(
     job: Job,
     records: ChunkLog,
     source: CopySource,

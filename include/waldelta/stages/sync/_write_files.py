@@ -30,7 +30,7 @@ from waldelta.lake import (
     TargetVersion,
     named_write_errors,
 )
-from waldelta.lake.data_file import NEW_FILES, DataFiles, discard, new_prefix, redefined
+from waldelta.lake.data_file import NEW_FILES, DataFiles, discard, new_prefix, redefine
 from waldelta.lake.delta_statements import needs_mapping
 from waldelta.lake.layout import PLAIN, Layout, NewFile, TableOptions
 from waldelta.lake.ledger import TargetCut
@@ -148,7 +148,7 @@ def _open_or_create(
 
 def _fits(table: TargetVersion, schema: pa.Schema) -> bool:
     """Returns whether the table has the wanted columns, or may get them, without Spark."""
-    if not table.is_writable or not (table.can_store(schema) or redefined(table, schema)):
+    if not table.is_writable or not (table.can_store(schema) or redefine(table, schema)):
         return False
     return all(is_within(file.path) for file in table.table_files)
 
@@ -170,7 +170,7 @@ def copy_files(  # noqa: PLR0913, PLR0917 - a target, what is written to it, and
     copy's stay. Raises a task's error, LateWriter after another run's commit, TargetNotWritable.
     """
     place, prefix = target.place, new_prefix()
-    redefinition = None if target.can_store(columns) else redefined(target, columns)
+    redefinition = None if target.can_store(columns) else redefine(target, columns)
     layout = target.layout if redefinition is None else redefinition.layout
     folder = ChunkFolder(place.uri, layout.schema, _writer(place, layout, prefix))
 
@@ -234,7 +234,7 @@ def _commit(table: TargetVersion, columns: pa.Schema, files: Sequence[NewFile], 
         if table.committed(tag.app_id) >= tag.number:
             break
         try:
-            redefinition = None if table.can_store(columns) else redefined(table, columns)
+            redefinition = None if table.can_store(columns) else redefine(table, columns)
             return table.replace_files(table.table_files, files, tag, redefinition=redefinition)
         except Overtaken as err:
             if (ours := next((one for one in err.commits if one.metadata), None)) is not None:

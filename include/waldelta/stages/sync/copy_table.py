@@ -57,8 +57,8 @@ from waldelta.stages.sync._staged_chunks import (
     ChunkLog,
     CopySource,
     StagedCopy,
-    continued,
-    why_not_recorded,
+    resume_copy,
+    why_not_resumable,
 )
 from waldelta.stages.sync._write import (
     CopyRows,
@@ -298,7 +298,7 @@ def _records(
     folder = copy_folder(job.lake, name)
     records = ChunkLog(job.lake, folder, origin, holder.snapshot, holder.lsn.value, buckets)
     keeps = target.mode_of(name).keeps_rows or target.deletion_vectors_of(name)
-    why = "tasks don't write its files" if keeps else why_not_recorded(job, table)
+    why = "tasks don't write its files" if keeps else why_not_resumable(job, table)
     if why is None:
         return records
     if records.remove():
@@ -317,7 +317,7 @@ def _plan_tasks(
     if not job.pipeline.target.copies(state.table_name):
         return [], None
     size = bytes_per_task(table.size_bytes)
-    earlier = None if records is None else continued(job, records, source, state, size)
+    earlier = None if records is None else resume_copy(job, records, source, state, size)
     chunks = plan_chunks(table.stored_leaves, size) if earlier is None else earlier.chunks
     tasks = plan_tasks(chunks, size)
     return tasks, None if records is None else StagedCopy(records, tasks, earlier)

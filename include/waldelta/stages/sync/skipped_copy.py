@@ -90,10 +90,11 @@ def check_skipped_copy(job: Job, target: ReplicatedTarget) -> None:
         )
 
 
-def stopped(name: str, reason: str) -> str:
+def no_changes_reason(name: str, reason: str) -> str:
     """Returns why a table with ``copy: false`` gets no changes where only a copy would be exact.
 
-    >>> stopped("public.t", "public.t: its replica identity changed").partition(": remove")[0]
+    >>> changed = "public.t: its replica identity changed"
+    >>> no_changes_reason("public.t", changed).partition(": remove")[0]
     'public.t: its replica identity changed; it has copy: false, so it waits for the operator'
     """
     return f"{reason}; it has copy: false, so it waits for the operator: {_remedy(name)}"

@@ -9,7 +9,7 @@ from tests.support.bookkeeping import append_by_kind, minutes
 from tests.support.pipelines import job_of, whole_database
 from waldelta.config.expectation_files import read_own_suites
 from waldelta.lake.ledger import CAN_BE_JUDGED, ExpectationResult, SlotMove, TableState
-from waldelta.pipeline.targets.corrected_expectations import corrected
+from waldelta.pipeline.targets.corrected_expectations import find_corrected
 
 KIND = "expect_column_values_to_not_be_null"
 BEFORE, AFTER = (
@@ -62,17 +62,17 @@ def test_edited_expectations_that_failed_are_asked_again(job, results, is_asked)
     write(job, "app.t.yml", BEFORE)
     for each in results:
         check(job, **each)
-    assert corrected(job, ["app.t", "app.u"]) == []
+    assert find_corrected(job, ["app.t", "app.u"]) == []
     write(job, "app.t.yml", AFTER)
-    assert corrected(job, ["app.t", "app.u"]) == (["app.t"] if is_asked else [])
-    assert corrected(job, ["app.u"]) == []
+    assert find_corrected(job, ["app.t", "app.u"]) == (["app.t"] if is_asked else [])
+    assert find_corrected(job, ["app.u"]) == []
 
 
 def test_a_file_that_fits_two_tables_is_no_reason_for_each_run(job):
     """The check refuses it for both, also if only one of them is still replicated."""
     write(job, "t.yml", BEFORE)
     check(job, None, kind=CAN_BE_JUDGED, origin="catalog")
-    assert corrected(job, ["app.t"]) == []
+    assert find_corrected(job, ["app.t"]) == []
     write(job, "app.t.yml", BEFORE)
     (Path(job.pipeline.quality.suites) / "t.yml").unlink()
-    assert corrected(job, ["app.t"]) == ["app.t"]
+    assert find_corrected(job, ["app.t"]) == ["app.t"]

@@ -67,10 +67,10 @@ from waldelta.stages.check.gate.table_gate import (
     JudgedColumns,
     StagedRows,
     Verdict,
-    listed,
+    gate_error,
+    list_verdicts,
     read_verdicts,
     record,
-    stopped,
 )
 from waldelta.target_modes.target_mode import Feature
 
@@ -126,7 +126,7 @@ def judge(
             raise QualityFailed(
                 f"{gate.table}: not merged: {count:,} of its changed rows fail expectations with"
                 f" gate: quarantine, and a run quarantines at most {MOST_SET_ASIDE:,} at"
-                f" once:\n{listed(asides)}\nIts changes wait in the change log: correct the"
+                f" once:\n{list_verdicts(asides)}\nIts changes wait in the change log: correct the"
                 " expectation, which the next run uses, or make it warn until they are merged"
             )
         judged = _set_aside(job, plan, rows, asides, staged) if count else JudgedChanges(staged)
@@ -138,7 +138,7 @@ def judge(
                 where=f"{is_written} and lsn >= {gate.released}",
             )
             if failed := _unmet(other_rows, stops):
-                raise stopped(gate, failed)
+                raise gate_error(gate, failed)
     return judged
 
 
@@ -184,8 +184,9 @@ def judge_complete_rows(
         if failed := _unmet(rows, [*asides, *stops]):
             raise QualityFailed(
                 f"{gate.table}: its rows weren't read again, since rows that would enter the target"
-                f" fail expectations with a gate:\n{listed(failed)}\nFirst let a run apply the"
-                " waiting changes: it quarantines rows that fail gate: quarantine. Where gate: stop"
+                f" fail expectations with a gate:\n{list_verdicts(failed)}\nFirst let a run apply"
+                " the waiting changes: it quarantines rows that fail gate: quarantine. Where"
+                " gate: stop"
                 " stops it, correct the expectation or the data, or release the changes: waldelta"
                 f" decide FILE release --tables {gate.table} --reason WHY"
             )

@@ -106,11 +106,11 @@ class Verdict:
         self.failing = np.array(numbers, np.int64)
 
 
-def stopped(gate: TableGate, failed: Sequence[Verdict]) -> QualityFailed:
+def gate_error(gate: TableGate, failed: Sequence[Verdict]) -> QualityFailed:
     """Returns the error of changes that fail expectations with ``gate: stop``."""
     return QualityFailed(
         f"{gate.table}: not merged, since its changes fail expectations with gate:"
-        f" stop:\n{listed(failed)}\nThey wait in the change log, the slot advances,"
+        f" stop:\n{list_verdicts(failed)}\nThey wait in the change log, the slot advances,"
         " and the target stays unchanged. Correct the expectation or the data: the"
         " next run checks them again (as many as one apply batch takes:"
         " docs/how-to/decide.md). Or release the landed changes: waldelta"
@@ -119,7 +119,7 @@ def stopped(gate: TableGate, failed: Sequence[Verdict]) -> QualityFailed:
     )
 
 
-def listed(verdicts: Sequence[Verdict]) -> str:
+def list_verdicts(verdicts: Sequence[Verdict]) -> str:
     """Returns a line for each of these verdicts."""
     lines = []
     for verdict in verdicts:
@@ -320,7 +320,7 @@ class StagedRows:
         if errors:
             raise QualityFailed(
                 f"{self.table}: not merged, since its gate can't be"
-                f" evaluated:\n{listed([verdicts[n] for n in errors])}\nCorrect the"
+                f" evaluated:\n{list_verdicts([verdicts[n] for n in errors])}\nCorrect the"
                 " expectation: the next run uses it"
             ) from next(iter(errors.values()))
         for verdict in whole_verdicts:

@@ -216,7 +216,9 @@ def plan_references(
             yield reporter, Reference(key.name, *sides, comparisons, reporter, whole=whole)
 
 
-def touched(reference: Reference, since: int | None, facts: ReferenceFacts) -> Reference:
+def restrict_to_changes(
+    reference: Reference, since: int | None, facts: ReferenceFacts
+) -> Reference:
     """Returns the reference restricted to rows changed since a position, where no others can
     fail.
     """

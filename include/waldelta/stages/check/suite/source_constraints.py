@@ -31,7 +31,7 @@ from waldelta.stages.check.measure.references import (
     ChangedTarget,
     ReferenceFacts,
     plan_references,
-    touched,
+    restrict_to_changes,
 )
 from waldelta.stages.check.suite.expectation import SourceRules
 
@@ -224,7 +224,9 @@ def _with_references(
         of_table = [each for table, each in planned if table == name]
         omitted = [each for each in of_table if isinstance(each, str)]
         begin = since if name in merged else None
-        references = [touched(r, begin, facts) for r in of_table if not isinstance(r, str)]
+        references = [
+            restrict_to_changes(r, begin, facts) for r in of_table if not isinstance(r, str)
+        ]
         complete_rules[name] = replace(of, references=references, omitted=(*of.omitted, *omitted))
     return complete_rules
 

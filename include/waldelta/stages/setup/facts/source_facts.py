@@ -117,7 +117,7 @@ def read_facts(
 
     ``slot_conn`` connects to the server that has the slot, and is ``conn`` if that is the primary.
     """
-    covered = _read_covered(conn, pipeline, actual)
+    covered = _read_scopes(conn, pipeline, actual)
     matched = matched_tables(conn, pipeline.source)
     table_ids = _table_ids(pipeline, actual).union(table.id for table in matched)
     publishable = {
@@ -152,7 +152,7 @@ def read_table_facts(
     return Facts(server, server, None, actual, _read_tables(conn, tables, sizes=False))
 
 
-def _read_covered(
+def _read_scopes(
     conn: Connection, pipeline: PipelineFile, actual: Mapping[str, PublicationState]
 ) -> dict[str, dict[TableId, bool]]:
     covered = {}

@@ -18,9 +18,9 @@ from waldelta.stages.check.measure.references import (
     ReferenceFacts,
     Side,
     plan_references,
+    restrict_to_changes,
     rows_to_compare,
     rows_without_parent,
-    touched,
 )
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -161,7 +161,7 @@ def test_touched_rows_suffice(lost, since):
     """While the target that is referred to has lost nothing."""
     known = lake(changed={CHILD: ChangedTarget(4, lost_rows=False), PARENT: ChangedTarget(7, lost)})
     ((_, reference),) = plan_references([KEY], known)
-    assert touched(reference, 60, known).since == since
+    assert restrict_to_changes(reference, 60, known).since == since
 
 
 D = date(2026, 1, 1)
