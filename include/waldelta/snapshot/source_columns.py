@@ -30,9 +30,9 @@ def column_sql(name: str, *, is_leaf: bool = False, relation: str = "") -> sql.C
     return sql.SQL(relation) + (sql.SQL("tableoid::bigint") if is_leaf else sql.Identifier(name))
 
 
-def text_sql(name: str, *, is_leaf: bool = False, relation: str = "") -> sql.Composable:
-    """Returns a column's text, as pgoutput sends it."""
-    return printed(column_sql(name, is_leaf=is_leaf, relation=relation))
+def text_sql(name: str, relation: str = "") -> sql.Composable:
+    """Returns a column's text, as pgoutput sends it; ``relation`` as in column_sql()."""
+    return printed(column_sql(name, relation=relation))
 
 
 def value_expressions(
