@@ -38,7 +38,7 @@ def maven(tmp_path, monkeypatch):
             (folder / name).write_text("")
         yield folder
 
-    monkeypatch.setattr(jar_files, "resolved", resolved)
+    monkeypatch.setattr(jar_files, "resolve_packages", resolved)
     (sums := tmp_path / "sums").write_text(
         "".join(f"{EMPTY}  {name}\n" for name in (*WANTED, f"io.delta_delta-storage-{DELTA}.jar"))
     )
@@ -140,7 +140,7 @@ def test_an_unreachable_maven_is_named_with_what_ivy_said(tmp_path, monkeypatch)
     monkeypatch.setattr(jar_files, "pyspark_folder", lambda: spark.parent)
     with (
         pytest.raises(ConfigError, match="a:b:1 can't be fetched: let this machine reach") as told,
-        jar_files.resolved("a:b:1", excluded=["c:d"]),
+        jar_files.resolve_packages("a:b:1", excluded=["c:d"]),
     ):
         pytest.fail("there is nothing to read")
     assert "--packages a:b:1 --exclude-packages c:d" in str(told.value)
@@ -275,7 +275,7 @@ def s3_jars(tmp_path, monkeypatch):
             (folder / f"{name}.jar").write_text("")
         yield folder
 
-    monkeypatch.setattr(jars, "resolved", resolved)
+    monkeypatch.setattr(jars, "resolve_packages", resolved)
     empty = hashlib.sha256(b"").hexdigest()
     (sums := tmp_path / "sums").write_text("".join(f"{empty}  {name}.jar\n" for name in STORE_JARS))
     monkeypatch.setattr(jars, "SUMS", sums)
@@ -307,7 +307,7 @@ def test_a_missing_jar_of_a_store_is_named(tmp_path, s3_jars, monkeypatch):
         (tmp_path / "ivy").mkdir()
         yield tmp_path / "ivy"
 
-    monkeypatch.setattr(jars, "resolved", nothing)
+    monkeypatch.setattr(jars, "resolve_packages", nothing)
     with pytest.raises(ConfigError, match=r"Maven has no .*hadoop-aws-\*\.jar, which s3 needs"):
         fetch_jars(tmp_path / "jars", ["s3"])
 
