@@ -93,12 +93,16 @@ def profile_in_memory(table: pa.Table, columns: Sequence[Sequence[Any]]) -> Meas
     """Returns what profile_by_values() does, of rows in memory."""
     profiles = []
     for name, is_number in columns:
-        column, numbers = table[name], [None] * 4
+        column = table[name]
+        numbers: list[float | None] = [None] * 4
         if is_number:
             doubles = column.cast(pa.float64(), safe=False)
             finite = doubles.filter(pc.is_finite(doubles))
-            mean, deviation = pc.mean(finite), pc.stddev(finite)
-            numbers = [value.as_py() for value in (mean, deviation, *pc.min_max(finite).values())]
+            values = (pc.mean(finite), pc.stddev(finite), *pc.min_max(finite).values())
+            numbers = [_finite(value.as_py()) for value in values]
+            if numbers[2] is not None and numbers[2] == numbers[3]:
+                # Of equal values, a mean is rounded, and so the deviation from it isn't 0.
+                numbers[:2] = numbers[2], 0.0
         absent = column.null_count / len(table) if len(table) else None
         profiles.append(ColumnProfile(name, absent, *numbers))
     return len(table), profiles

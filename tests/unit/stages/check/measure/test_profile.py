@@ -2,6 +2,7 @@
 
 import random
 from datetime import UTC, datetime
+from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
@@ -155,12 +156,14 @@ def test_values_are_measured_as_numpy_does(tmp_path, measure):
                 )
             ),
             "i": pa.array([None, None, None, *range(2**53, 2**53 + 100)], pa.int64()),
+            "c": pa.array([Decimal("0.85")] * 103, pa.decimal128(12, 2)),
+            "o": pa.array([None, None, None, *[1.5e308] * 50, *[1.6e308] * 50]),
             "s": pa.array([None, None, "x", *["y"] * 100]),
         }
     )
     write_deltalake(str(tmp_path), held)
-    columns = [("f", True), ("d", True), ("i", True), ("s", False)]
-    rows, (f, d, i, s) = measure(table_at(str(tmp_path)).open(), columns)
+    columns = [("f", True), ("d", True), ("i", True), ("c", True), ("o", True), ("s", False)]
+    rows, (f, d, i, c, o, s) = measure(table_at(str(tmp_path)).open(), columns)
     assert (rows, f.nulls * rows, d.nulls * rows, s.nulls * rows) == pytest.approx((103, 1, 3, 2))
     for one in (f, d):
         assert (one.mean, one.least, one.most) == pytest.approx(
@@ -168,6 +171,9 @@ def test_values_are_measured_as_numpy_does(tmp_path, measure):
         )
         assert one.deviation == pytest.approx(np.std(values), abs=1e-5)
     assert (i.least, i.mean) == (2.0**53, pytest.approx(2.0**53))
+    # Bounds are wider where values don't deviate at all, and a sum may be too large for a double.
+    assert (c.least, c.mean, c.deviation) == (0.85, pytest.approx(0.85), 0.0)
+    assert (o.most, o.mean, o.deviation) == (1.6e308, None, None)
 
 
 def test_it_is_planned_before_it_says_anything():
