@@ -225,7 +225,9 @@ def _merge_staged(
     done = merge_files(runner, job, plan.state.table_name, changes, tag, fence)
     if done is not None:
         return done
-    # Another run may have copied the target again since: Spark would treat that copy as ours.
+    # Another run may have copied the target again since: Spark would treat that copy as ours. One
+    # that copies it later removes these files, and so ends the merge.
+    staged = staged.on_disk()
     fence.verify()
     again = tenacity.Retrying(
         retry=tenacity.retry_if_exception(is_passing),
@@ -236,7 +238,7 @@ def _merge_staged(
         ),
         reraise=True,
     )
-    check_whole(runner, staged.on_disk())
+    check_whole(runner, staged)
     return again(_merge, runner, job, changes, plan, tag, fence)
 
 

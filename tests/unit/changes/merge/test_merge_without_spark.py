@@ -13,6 +13,7 @@ from tests.support.data.events import apply_one_by_one, random_events
 from tests.support.data.merges import (
     NAMES,
     SCHEMA,
+    changes_of,
     files_of,
     held,
     merge_large,
@@ -29,7 +30,9 @@ from tests.support.seeds import chosen_random, rounds
 from waldelta.arrow import with_column
 from waldelta.changes.decode.collapse import ColumnNumbering
 from waldelta.changes.merge.commits import read_commit
+from waldelta.changes.merge.merge import merge_staged
 from waldelta.changes.merge.rows import ending_of_leaves
+from waldelta.changes.stage.net_files import NetFiles
 from waldelta.changes.stage.stage import Ending
 from waldelta.errors import LockHeld
 from waldelta.lake import Lake
@@ -245,3 +248,18 @@ def test_whoever_may_not_write_any_more_does_not(job, merged):
     with pytest.raises(LockHeld):
         merged(job, [("I", None, 4, "d", "D")], fence=SimpleNamespace(verify=taken))
     assert held(job) == {}
+
+
+def test_files_that_spark_merges_are_there_before_the_fence(job, monkeypatch):
+    """A run that takes the target over later removes them, and so ends Spark's statement."""
+    monkeypatch.setattr("waldelta.changes.merge.file_merge.MOST_NET_ROWS", 0)
+    write(job, rows((1, "a", "A")))
+    net = net_of([("I", None, 4, "d", "D")])
+    changes = changes_of(job, net, {"insert": 1}, in_memory=True)
+
+    def taken() -> None:
+        assert NetFiles.of(changes.folder, job.lake).rows == [1]
+        raise LockHeld("by another run")
+
+    with pytest.raises(LockHeld):
+        merge_staged(None, job, changes, plan(), tag(), SimpleNamespace(verify=taken))
