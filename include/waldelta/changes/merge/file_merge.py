@@ -403,6 +403,7 @@ def _merge(
     shows = table.shows_changes and not changes.is_truncated
     small = read_small(table, net)
     is_small, net = small is not None, small or net.on_disk()
+    changes = replace(changes, in_memory=None)  # Spark's tasks would be sent them.
     tasks = _Tasks(target, table.layout, changes, net, new_prefix(), shows, is_small)
     run = runner.run if small is None else run_locally
     merge = (_Merge if changes.duplicates is None else _DuplicatesMerge)(run, tasks, target_rows)

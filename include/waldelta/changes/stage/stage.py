@@ -43,7 +43,13 @@ from waldelta.changes.decode.route import BUCKET, judge_files, route, routed
 from waldelta.changes.decode.target_plan import TargetPlan
 from waldelta.changes.stage.net_files import NetFiles, NetTable, check_rows, write_net
 from waldelta.errors import StagedLost, without_values
-from waldelta.lake import Lake, parquet_format, remove_folder, staging_folder
+from waldelta.lake import (
+    MOST_DRIVER_BYTES,
+    Lake,
+    parquet_format,
+    remove_folder,
+    staging_folder,
+)
 from waldelta.lake.changelog import ChangeLog, RowMessages, Stream
 from waldelta.lake.changelog.batch_range import BYTES_PER_COLLAPSE
 from waldelta.lake.changelog.row_messages import (
@@ -282,7 +288,9 @@ def stage(runner: Runner, change_log: ChangeLog, plan: TargetPlan, folder: str) 
             events = route(runner, table, plan.decode, f"{folder}-routed").to_batches()
         rows = _net_of(events, plan.decode)
         net = NetTable.of_rows(folder, change_log.lake, rows)
-        return replace(Staged.of(folder, _counts(rows, plan.decode).to_pylist()), net=net)
+        staged = replace(Staged.of(folder, _counts(rows, plan.decode).to_pylist()), net=net)
+        # Rows may take more memory than their messages: a null takes as much as a value.
+        return staged.on_disk() if net.in_memory(MOST_DRIVER_BYTES) is None else staged
     staged = Staged.of(folder, _stage(runner, plan.split or change_log, plan, folder))
     staged_rows = sum(NetFiles.of(folder, change_log.lake).rows)
     check_rows(folder, staged_rows, net_changes(staged.counts))

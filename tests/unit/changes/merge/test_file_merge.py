@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
+from pyspark import cloudpickle
 
 from tests.support.data.merges import (
     SCHEMA,
@@ -457,3 +458,18 @@ def test_duplicate_rows_of_merged_partitions(job, size):
     assert sorted(tuple(row.values()) for row in rows) == expected
     cut = read_commit(job, leaf.state, done)
     assert (cut.inserted, cut.updated, cut.deleted, cut.skipped) == (1, 1, 1, 1)
+
+
+def test_spark_is_sent_no_changes_that_are_in_memory(job):
+    """Each task would have them all; it reads their files."""
+    write_files(job, [(1, "a", "A")])
+    sent = []
+
+    def run(count, schema, task, *, stops=False):
+        sent.append(cloudpickle.dumps(task))
+        return one_by_one(count, schema, task, stops=stops)
+
+    events = [("U", 1, 1, "needle", "A"), ("I", None, 2, "needle", "B")]
+    assert merge_small(large(job), events, run=run, in_memory=True) is not None
+    assert [b"needle" in text for text in sent] == [False, False]
+    assert held(job) == {1: ("needle", "A"), 2: ("needle", "B")}
