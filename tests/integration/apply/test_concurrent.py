@@ -13,6 +13,7 @@ from waldelta.jobs.consume import consume
 from waldelta.pipeline import target_lock
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.stages.apply import apply as apply_module
+from waldelta.stages.apply import apply_targets
 from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.sync.sync import sync
 
@@ -125,7 +126,7 @@ def test_a_table_that_fails_meanwhile_is_met_again_at_the_end(runner, database, 
     write(database, 3)
     real, locked, tried, meanwhile = (
         apply_module.apply_concurrently,
-        apply_module._apply_locked,
+        apply_targets._apply_locked,
         [],
         [],
     )
@@ -142,7 +143,7 @@ def test_a_table_that_fails_meanwhile_is_met_again_at_the_end(runner, database, 
         return locked(run, target, batches)
 
     monkeypatch.setattr(apply_module, "apply_concurrently", apply)
-    monkeypatch.setattr(apply_module, "_apply_locked", noticed)
+    monkeypatch.setattr(apply_targets, "_apply_locked", noticed)
     Held(monkeypatch, {1, 2})
     result = consume(runner, job)
     assert (result.tables["public.u"].inserted, result.tables["public.t"].inserted) == (
@@ -165,7 +166,7 @@ def test_what_a_killed_run_committed_is_in_the_cut_of_the_step_that_follows(
     """And told once, by the apply behind the landing."""
     write(database, 1)
     with monkeypatch.context() as patched:
-        patched.setattr(apply_module, "finish_step", killed)
+        patched.setattr(apply_targets, "finish_step", killed)
         with pytest.raises(RunFailed, match="killed"):
             consume(runner, replace(job, run_id="killed"))
     assert in_cuts(job) == 0
