@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
+from pyarrow.fs import FileSystem
 
 from waldelta.arrow import Bools, Ints, group_batches, table_of
 from waldelta.errors import StagedLost
@@ -205,14 +206,19 @@ class NetTable(NetFiles):
         yield self.table.filter(pa.array(mask))
 
 
+def parent_files(lake: Lake, folder: str) -> tuple[FileSystem, str]:
+    """Returns the file system of a folder's parent, and the folder's name in it."""
+    base, _, name = folder.rpartition("/")
+    return lake.files(base), name
+
+
 def write_net(lake: Lake, folder: str, rows: pa.Table, number: int = 0) -> None:
     """Write net changes as a file of a folder.
 
     A repeated task writes the same bytes under the same name, since readers take all files of the
     folder.
     """
-    base, _, name = folder.rpartition("/")
-    files = lake.files(base)
+    files, name = parent_files(lake, folder)
     files.create_dir(name)
     # Readers read no more than a row group at once.
     path, size = f"{name}/part-{number}.parquet", rows_at_once(rows)

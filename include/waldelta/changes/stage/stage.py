@@ -41,7 +41,7 @@ from waldelta.changes.decode.collapse import ACTION_INSERT, ACTION_UPSERT, RAW_R
 from waldelta.changes.decode.decode import CHANGE_COLUMNS, DecodePlan, collapse_events, decode_all
 from waldelta.changes.decode.route import BUCKET, judge_files, route, routed
 from waldelta.changes.decode.target_plan import TargetPlan
-from waldelta.changes.stage.net_files import NetFiles, NetTable, check_rows, write_net
+from waldelta.changes.stage.net_files import NetFiles, NetTable, check_rows, parent_files, write_net
 from waldelta.errors import StagedLost, without_values
 from waldelta.lake import (
     MOST_DRIVER_BYTES,
@@ -369,7 +369,7 @@ class _Staging:
         name = f"{number}-{uuid.uuid4().hex}"
         rows = np.zeros(buckets, np.int64)
         plan, schema = self.plan, self.plan.event_schema
-        files, net = self._files()
+        files, net = parent_files(self.lake, self.folder)
         with ExitStack() as opened:
             sinks = [
                 self._open_events(opened, files, f"{net}-events/{bucket}/{name}.arrow")
@@ -398,7 +398,7 @@ class _Staging:
 
         Raises StagedLost unless all rows are there.
         """
-        files, net = self._files()
+        files, net = parent_files(self.lake, self.folder)
         parts = [
             part
             for name, count in zip(names, rows.tolist(), strict=True)
@@ -419,11 +419,6 @@ class _Staging:
         net = _net_of(events, self.plan)
         write_net(self.lake, self.folder, net, number)
         return _counts(net, self.plan)
-
-    def _files(self) -> tuple[FileSystem, str]:
-        """Returns the file system of all these folders, and the name of the net changes' folder."""
-        base, _, net = self.folder.rpartition("/")
-        return self.lake.files(base), net
 
     def _open_events(
         self, opened: ExitStack, files: FileSystem, path: str

@@ -52,10 +52,7 @@ from waldelta.spark import Runner, RunnerPool
 from waldelta.spark.runner import most_messages
 from waldelta.stages.apply._apply_batches import reported_batches
 from waldelta.stages.apply.complete_rows import complete_rows
-from waldelta.stages.apply.inspect import (
-    InspectedTarget,
-    Inspection,
-)
+from waldelta.stages.apply.inspect import InspectedTarget, Inspection
 from waldelta.stages.apply.outcome import Applied
 from waldelta.stages.check.gate.gate import judge
 from waldelta.stages.check.gate.gate_files import TableGate
