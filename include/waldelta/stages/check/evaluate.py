@@ -293,9 +293,10 @@ def written_since(table: TargetVersion, met: int | None) -> ds.Dataset | None:
     rows = row_count(new)
     if rows is None or rows > _MOST_ROWS:
         return None
-    dataset, paths = table.dataset(), {unquote(path) for path in new["path"].to_pylist()}
+    dataset = table.dataset()
     if met is None:
         return dataset
+    paths = {unquote(path) for path in new["path"].to_pylist()}
     parts = [part for part in dataset.get_fragments() if part.path in paths]
     if len(parts) != len(paths):
         return None
